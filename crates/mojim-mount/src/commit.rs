@@ -31,8 +31,7 @@ struct What {
 impl Fs {
     /// A sync point of a file: its bytes, or everything, as the mount is configured.
     pub(crate) fn sync(&self, ino: u64) -> Result<()> {
-        let one = (!self.options.atomic_volume).then_some(ino);
-        self.lost.check(one)?;
+        self.check_lost(Some(ino))?;
         self.sync_what(What {
             all: self.options.atomic_volume,
             one: Some(ino),
@@ -41,10 +40,24 @@ impl Fs {
 
     /// A sync point of all names.
     pub(crate) fn sync_names(&self) -> Result<()> {
+        self.check_lost(None)?;
         self.sync_what(What {
             all: self.options.atomic_volume,
             one: None,
         })
+    }
+
+    /// Fails if something is lost of a file whose bytes a sync point would have that a program asked for.
+    fn check_lost(&self, one: Option<u64>) -> Result<()> {
+        if !self.lost.is_any() {
+            return Ok(());
+        }
+        if self.options.atomic_volume {
+            return self.lost.check_all();
+        }
+        let joined = self.state().tree.joined();
+        let mut files = joined.into_iter().chain(one);
+        files.try_for_each(|ino| self.lost.check(ino))
     }
 
     /// A sync point of everything.
@@ -61,7 +74,9 @@ impl Fs {
             // later stores were refused, or will be.
             None => {
                 self.volume.check().map_err(|e| told(&e))?;
-                match self.state().last {
+                let state = self.state();
+                self.check_served()?;
+                match state.last {
                     Some(batch) => batch,
                     None => return Ok(()),
                 }
@@ -123,6 +138,7 @@ impl Fs {
 
     fn try_begin(&self, what: What) -> Result<Tried> {
         let mut state = self.state();
+        self.check_served()?;
         let state = &mut *state;
         let files = self.chosen(state, what);
         let mut held: Vec<(u64, &FileBytes, MutexGuard<'_, Bytes>)> = Vec::new();

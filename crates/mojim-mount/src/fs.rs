@@ -126,6 +126,8 @@ pub(crate) struct Fs {
     pub(crate) lost: Lost,
     /// The mount is over: nothing is changed any more.
     closed: AtomicBool,
+    /// Nothing is served any more. Set under the lock of `state`.
+    cleared: AtomicBool,
 }
 
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -217,6 +219,7 @@ impl Fs {
             room: Room::default(),
             lost: Lost::default(),
             closed: AtomicBool::new(false),
+            cleared: AtomicBool::new(false),
         };
         Ok(fs)
     }
@@ -248,6 +251,7 @@ impl Fs {
     /// Nothing is served any more, and nothing kept: who still has a file open gets ESTALE.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
+        self.cleared.store(true, SeqCst);
         state.tree.clear();
         state.files.clear();
         state.fresh.clear();
@@ -268,8 +272,17 @@ impl Fs {
         Ok(state)
     }
 
+    /// Fails if nothing is served any more: what is not here may have been dropped uncommitted.
+    pub(crate) fn check_served(&self) -> Result<()> {
+        match self.cleared.load(SeqCst) {
+            true => Err(Errno::STALE),
+            false => Ok(()),
+        }
+    }
+
     /// Fails if no change can be committed.
     fn writable(&self) -> Result<()> {
+        self.check_served()?;
         if self.closed.load(SeqCst) {
             return Err(Errno::ROFS);
         }

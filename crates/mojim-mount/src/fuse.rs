@@ -334,7 +334,13 @@ impl Filesystem for Server {
 
     fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         match self.fs(req).open_file(ino.0) {
-            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(()) => {
+                let keeps = match self.shared.stale_has(ino.0) {
+                    true => FopenFlags::empty(),
+                    false => FopenFlags::FOPEN_KEEP_CACHE,
+                };
+                reply.opened(FileHandle(0), keeps);
+            }
             Err(e) => reply.error(no(e)),
         }
     }
@@ -404,10 +410,11 @@ impl Filesystem for Server {
                 let stored = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
                 if stored {
                     self.shared.fs.lose(ino.0, offset, data.len(), e);
+                    self.shared.add_stale(ino.0);
                 }
                 reply.error(no(e));
                 if stored {
-                    self.shared.forget_soon(ino.0);
+                    self.shared.turn.notify();
                 }
             }
         }
@@ -592,10 +599,13 @@ impl Filesystem for Server {
         reply: ReplyEmpty,
     ) {
         let done = self.fs(req).allocate(ino.0, offset, length, mode);
-        empty(reply, done);
         if done.is_err() {
             // A part may be done, and the kernel keeps what it knew of the file.
-            self.shared.forget_soon(ino.0);
+            self.shared.add_stale(ino.0);
+        }
+        empty(reply, done);
+        if done.is_err() {
+            self.shared.turn.notify();
         }
     }
 

@@ -13,7 +13,7 @@
 //! - An fsync that returned 0 is committed as the volume's mode says; so is all that was begun
 //!   before it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -23,7 +23,6 @@ use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionAC
 use mojim::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Context, Error, Result};
-use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -65,8 +64,8 @@ struct Shared {
     fs: Fs,
     /// To tell the kernel that something it knows is so no longer.
     kernel: OnceLock<Notifier>,
-    /// Files of which the kernel is to forget what it knows.
-    stale: Mutex<BTreeSet<u64>>,
+    /// Files of which the kernel is to forget what it knows, and how often that was found.
+    stale: Mutex<BTreeMap<u64, u64>>,
     ends: AtomicBool,
     /// There is something for the thread that commits.
     turn: Event,
@@ -191,7 +190,7 @@ impl Mounted {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
-        if !session.guard.is_finished() && !self.left.load(SeqCst) {
+        if !session.guard.is_finished() {
             self.write_back();
         }
         let unmounted = directory::unmount(session, &self.directory, self.left.load(SeqCst));
@@ -202,9 +201,12 @@ impl Mounted {
             let _ = t.join();
         }
         let fs = &self.shared.fs;
+        // What programs have stored while the directory was taken away.
+        self.write_back();
         fs.end();
-        let synced = fs.sync_all().and_then(|()| fs.lost.check(None));
+        let synced = fs.sync_all();
         self.forget();
+        let synced = synced.and_then(|()| fs.lost.check_all());
         fs.clear();
         let synced = synced.map_err(|e| {
             let e = std::io::Error::from(e);
@@ -224,21 +226,10 @@ impl Mounted {
             return;
         };
         for ino in self.shared.fs.open_inodes() {
-            // The kernel writes what it forgets. What it knows nothing of has nothing to write.
-            let done = kernel.inval_inode(INodeNo(ino), 0, 0);
-            if let Err(e) = done.or_else(ignore_unknown) {
-                self.shared
-                    .fs
-                    .lose(ino, 0, 0, Errno::from_io_error(&e).unwrap_or(Errno::IO));
-            }
+            // The kernel writes what it forgets. If a write fails, that is known by it; and what the
+            // kernel knows nothing of, or has no connection for any more, is not there to be written.
+            let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
         }
-    }
-}
-
-fn ignore_unknown(e: std::io::Error) -> std::io::Result<()> {
-    match e.kind() {
-        std::io::ErrorKind::NotFound => Ok(()),
-        _ => Err(e),
     }
 }
 
@@ -251,19 +242,27 @@ impl Drop for Mounted {
 }
 
 impl Shared {
-    /// Has the kernel forget what it knows of a file, but not before this call returns: it may have to
-    /// wait for the answer to a request that this thread is about to give, and to others.
-    fn forget_soon(&self, ino: u64) {
-        fs::lock(&self.stale).insert(ino);
-        self.turn.notify();
+    /// The kernel knows something of the file that is not so. Whoever says that waits for the kernel's
+    /// turn, or is waited for: so the thread that commits has it forget, and who opens the file before.
+    fn add_stale(&self, ino: u64) {
+        *fs::lock(&self.stale).entry(ino).or_default() += 1;
+    }
+
+    fn stale_has(&self, ino: u64) -> bool {
+        fs::lock(&self.stale).contains_key(&ino)
     }
 
     fn forget_stale(&self) {
-        let stale = std::mem::take(&mut *fs::lock(&self.stale));
-        for ino in stale {
-            if let Some(kernel) = self.kernel.get() {
-                // It may know nothing of that file.
-                let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
+        let Some(kernel) = self.kernel.get() else {
+            return;
+        };
+        let stale = fs::lock(&self.stale).clone();
+        for (ino, times) in stale {
+            // It may know nothing of that file.
+            let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
+            let mut stale = fs::lock(&self.stale);
+            if stale.get(&ino) == Some(&times) {
+                stale.remove(&ino);
             }
         }
     }

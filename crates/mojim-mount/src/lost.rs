@@ -24,17 +24,18 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Fails if something is lost of the file, or of any with `None`.
-    pub(crate) fn check(&self, ino: Option<u64>) -> Result<(), Errno> {
-        if !self.any.load(SeqCst) {
-            return Ok(());
-        }
-        let files = self.files();
-        let found = match ino {
-            Some(ino) => files.get(&ino),
-            None => files.values().next(),
-        };
-        found.map_or(Ok(()), |e| Err(*e))
+    pub(crate) fn is_any(&self) -> bool {
+        self.any.load(SeqCst)
+    }
+
+    /// Fails if something is lost of the file.
+    pub(crate) fn check(&self, ino: u64) -> Result<(), Errno> {
+        self.files().get(&ino).map_or(Ok(()), |e| Err(*e))
+    }
+
+    /// Fails if something is lost of any file.
+    pub(crate) fn check_all(&self) -> Result<(), Errno> {
+        self.files().values().next().map_or(Ok(()), |e| Err(*e))
     }
 
     /// Nobody has the file open any more.

@@ -417,6 +417,7 @@ impl Tree {
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.numbers.clear();
+        self.was.clear();
         self.touched.clear();
         self.joined.clear();
         self.names = Overlay::new(0);
