@@ -471,13 +471,23 @@ impl Fs {
         if b.created > self.volume.applied() {
             return Ok(false);
         }
+        let data = self.next_data(file, b, range.start)?;
+        Ok(data.is_some_and(|d| d.start <= range.start && range.end <= d.end))
+    }
+
+    /// The first range of data at or behind `at` in the file's data file, which is there.
+    fn next_data(
+        &self,
+        file: &Arc<FileBytes>,
+        b: &mut Bytes,
+        at: u64,
+    ) -> Result<Option<Range<u64>>> {
         let base = match &b.base {
             Some(base) => base,
             None => b.base.insert(self.open_base(file)?),
         };
-        let data = base.next_data(range.start);
-        let data = data.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-        Ok(data.is_some_and(|d| d.start <= range.start && range.end <= d.end))
+        let data = base.next_data(at);
+        data.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
     /// Opens a file's data file; another one's is closed, if there are many.
@@ -669,12 +679,7 @@ impl Fs {
         if b.created > self.volume.applied() {
             return Ok(here);
         }
-        let base = match &b.base {
-            Some(base) => base,
-            None => b.base.insert(self.open_base(file)?),
-        };
-        let data = base.next_data(at);
-        let data = data.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let data = self.next_data(file, b, at)?;
         let data = data.map(|d| d.start.max(at)..d.end);
         Ok(here.into_iter().chain(data).min_by_key(|r| r.start))
     }
