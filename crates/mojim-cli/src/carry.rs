@@ -2,7 +2,8 @@
 //!
 //! Owns what both have in common: under `mojim run`, `cp -a` copies into a directory `.copy.*`,
 //! every file there is made durable, and only then each gets its name, by a renaming. So whoever
-//! looks finds each whole, or not at all; but a volume does not rename a directory of many files.
+//! looks finds each whole, or not at all; but a volume does not rename a directory of many files:
+//! `mv` copies these again, to their names, where every file has to be made durable once more.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -30,6 +31,7 @@ check() {
 name() {
     check "$1"
     mv -T -n -- "$new/${1##*/}" "$to/${1##*/}"
+    find "$to/${1##*/}" -type f -exec sync -- {} +
 }
 each() {
     did=$1; shift
@@ -68,12 +70,14 @@ const SHOWN: Duration = Duration::from_millis(500);
 /// Copy files and directories into a volume.
 ///
 /// Each gets its name in the volume's directory when all of it is committed: after any failure it is
-/// there whole, or not at all. A directory of more than 1,000 files needs --in-parts: its files get their
-/// names one by one. Stop the programs that write to them before. What has the name already is an error.
-/// Modes, times and links are kept, as root owners too, and extended attributes that the volume can have
-/// (no access control lists). The node must be the volume's primary: with automatic failover this waits
-/// until it is. The volume is mounted for the time, as by `mojim run`, and other programs under `mojim run`
-/// go on meanwhile. A command that is killed may leave a directory `.copy.*`, which can be removed.
+/// there whole, or not at all. A directory of more than 1,000 files needs --in-parts, and twice the room
+/// meanwhile: it gets its name before it is complete, so after a failure a part of it may be there; remove
+/// that, and begin again. Stop the programs that write to the files before. What has the name already is
+/// an error. Modes, times and links are kept, as root owners too, and extended attributes; a file with an
+/// access control list is an error, since a volume has none. The node must be the volume's primary: with
+/// automatic failover this waits until it is. The volume is mounted for the time, as by `mojim run`, and
+/// other programs under `mojim run` go on meanwhile. A command that is killed may leave a directory
+/// `.copy.*`, which can be removed.
 #[derive(clap::Args)]
 pub struct Import {
     #[command(flatten)]

@@ -38,8 +38,9 @@ const BUSY: Duration = Duration::from_secs(20);
 /// The mount is the volume's primary, and its only user: no other program attaches the volume
 /// meanwhile. It stays in the foreground. SIGTERM, SIGINT, SIGHUP or `umount DIR` end it: everything
 /// is committed then, before the process ends. If another node takes over, changes fail with EROFS;
-/// with --wait the volume is mounted again once this node is the primary, and until then nothing can
-/// be changed in the directory (EROFS).
+/// with --wait the volume is mounted again once this node is the primary, and until then, as root,
+/// nothing can be changed in the directory (EROFS); not as root, what is written there meanwhile stays
+/// on this machine.
 ///
 /// With --read the directory only shows the volume, on a node that follows: the mirror (not in mode
 /// sync-disk), or a backup, also while the volume is mounted or attached on the primary. It shows
@@ -64,7 +65,7 @@ pub struct Mount {
     atomic: Atomic,
     /// Seconds after which changes that no program has synced are committed; "never" leaves that to
     /// sync points, to the end, and to the bound on what may wait (64 MiB, or a quarter of the smallest
-    /// log if that is less).
+    /// log if that is less: 4 MiB by default).
     #[arg(long, default_value = "5", value_parser = interval, value_name = "SECONDS")]
     commit_interval: Interval,
     /// Wait until this node is the volume's primary, and again when it no longer is
@@ -156,9 +157,12 @@ impl Mount {
                 ended?;
                 return Ok(0);
             }
-            // What could not be committed is said.
+            if let Err(e) = ended {
+                tracing::warn!("{e}");
+            }
             waits.say(&format!(
-                "another node is the primary of volume {}: nothing can be changed in {}",
+                "another node is the primary of volume {}: what was not committed here is lost, and nothing \
+                 can be changed in {}",
                 volume.name,
                 self.directory.display()
             ));

@@ -245,7 +245,7 @@ fn with_slow_backup(mode: &str, threshold: u64, extra: &str) -> (Cluster, PathBu
 /// until that stood again, and in the end sync points failed.
 #[test]
 fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
-    const THRESHOLD: u64 = 256 << 10;
+    const THRESHOLD: u64 = 64 << 10;
     const CONNECTIONS: u64 = 2;
     for transport in ["tcp", "shm"] {
         // A sync point suspects a link after one second, and fails after two;
@@ -286,8 +286,8 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
             }
             t.join().unwrap()
         });
-        // It came faster than 256 KiB/s, or this shows nothing. (Each look is a command, which takes
-        // so long on a busy machine that the most was missed by half once.)
+        // It came faster than the link takes it, or this shows nothing. (On a busy machine the program
+        // does 20 KiB in a pause of the link, and each look is a command, which takes long.)
         assert!(most > THRESHOLD / 4, "{most} bytes behind at most");
         // An entry has at most 3000 bytes; records begin at sectors.
         assert!(
@@ -337,7 +337,7 @@ fn a_spill_file_reaches_a_slow_backup() {
 /// The same where the primary has no mirror and forwards itself.
 #[test]
 fn a_slow_backup_paces_a_primary_without_a_mirror() {
-    const THRESHOLD: u64 = 256 << 10;
+    const THRESHOLD: u64 = 64 << 10;
     let (c, slow) = with_slow_backup("async", THRESHOLD, "");
     let _a = c.node("a");
     let mut b = c.node("b");
@@ -386,7 +386,7 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
         }
         t.join().unwrap()
     });
-    // It came faster than 256 KiB/s, or this shows nothing.
+    // It came faster than the link takes it, or this shows nothing.
     assert!(most > THRESHOLD / 8, "{most} bytes behind at most");
     most = most.max(missing());
     assert!(

@@ -119,6 +119,136 @@ fn what_was_stored_and_not_taken_is_not_called_committed_later() {
         f.write_all_at(b"again", 0).and_then(|()| f.sync_all()).ok()
     });
     drop((f, fill, other));
+    // A mount that had lost what nobody was told of any more said that all was committed.
+    let said = m.end_as(1);
+    assert!(said.contains("taking all stores into mappings"), "{said}");
+}
+
+/// Two bugs of the time in which nothing can be begun, since the mirror is away and the log is full.
+///
+/// A truncation that failed had cut the file all the same, and the next sync point of whomever
+/// committed that. And what a program had stored into a mapping was dropped, though no disk had
+/// failed, and though who writes by calls has only to try again.
+#[test]
+fn what_fails_while_the_mirror_is_away_has_changed_nothing() {
+    let c = Cluster::new(SYNC);
+    let text = c.text(SYNC, "e2e");
+    let text = text.replace("\"5s\"", "\"100ms\"\nresend_attempts = 2");
+    c.configure(&text.replace("4MiB", "1MiB"));
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let [f, more] = ["f", "more"].map(|n| open(&m.at.join(n)));
+    f.write_all_at(&[1; 2 * PAGE], 0).unwrap();
+    f.sync_all().unwrap();
+    let map = Mapping::of(&f, 2 * PAGE);
+    b.kill();
+    let timed_out = |e: std::io::Error| assert_eq!(e.raw_os_error(), Some(libc::ETIMEDOUT), "{e}");
+    let target = "t".repeat(4000);
+    let names = (0..).map(|n| std::os::unix::fs::symlink(&target, m.at.join(n.to_string())));
+    timed_out(names.map(Result::err).find_map(|e| e).unwrap());
+    let writes = (0..).map(|n| more.write_all_at(&[2; 1 << 16], n << 16));
+    timed_out(writes.map(Result::err).find_map(|e| e).unwrap());
+    timed_out(f.set_len(0).unwrap_err());
+    map.store(0, 7);
+    assert_eq!(map.sync(), Err(Errno::TIMEDOUT));
+    let _b = c.node("b");
+    await_that("the mirror's return", || map.sync().ok());
+    drop((map, f, more));
+    m.end();
+    let want = [&[7][..], &[1; 2 * PAGE - 1]].concat();
+    for node in ["a", "b"] {
+        let at = c.dir.join(node).join("v/f");
+        await_or(
+            "the file's bytes",
+            || format!("{node}: {:?}", fs::metadata(&at)),
+            || (fs::read(&at).unwrap() == want).then_some(()),
+        );
+    }
+}
+
+/// The names in `dir`, of which each was there all the time; `within` is called when the first is known.
+fn names(dir: &Path, within: impl FnOnce()) -> Vec<String> {
+    let mut all = fs::read_dir(dir).unwrap();
+    let first = all.next().unwrap();
+    within();
+    let all = std::iter::once(first).chain(all);
+    all.map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+/// A name that was replaced while a program listed the directory was left out of the listing, though
+/// it was there before, meanwhile and afterwards.
+#[test]
+fn a_name_that_is_replaced_meanwhile_is_listed() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let dir = m.at.join("d");
+    fs::create_dir(&dir).unwrap();
+    let many = 4000;
+    (0..many).for_each(|n| drop(open(&dir.join(format!("{n:060}")))));
+    drop(open(&m.at.join("new")));
+    let last = format!("{:060}", many - 1);
+    let listed = names(&dir, || {
+        fs::rename(m.at.join("new"), dir.join(&last)).unwrap();
+    });
+    assert_eq!(listed.len(), many);
+    assert!(listed.contains(&last));
+    m.end();
+}
+
+/// Does something as a user who is not root, in a thread of its own.
+fn as_nobody<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+    let nobody = rustix::process::Uid::from_raw(65534);
+    std::thread::scope(|s| {
+        let t = s.spawn(|| {
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            f()
+        });
+        t.join().unwrap()
+    })
+}
+
+/// Zeros that another user made `fallocate` put into a set-user-ID program left it set-user-ID; and
+/// every user was shown the names of attributes that are root's.
+#[test]
+fn another_user_keeps_no_set_id_bit_and_sees_no_trusted_name() {
+    if !is_root() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let f = open(&m.at.join("f"));
+    f.write_all_at(&[1; PAGE], 0).unwrap();
+    for name in ["trusted.t", "user.u"] {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::fsetxattr(&f, name, b"x", flags).unwrap();
+    }
+    let names = || {
+        let mut all = [0; 64];
+        let n = rustix::fs::flistxattr(&f, &mut all).unwrap();
+        String::from_utf8(all[..n].to_vec()).unwrap()
+    };
+    assert_eq!(names(), "trusted.t\0user.u\0");
+    assert_eq!(as_nobody(names), "user.u\0");
+    let kinds = [
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        FallocateFlags::ZERO_RANGE,
+        FallocateFlags::empty(),
+    ];
+    for kind in kinds {
+        let mode = || rustix::fs::fstat(&f).unwrap().st_mode & 0o7777;
+        rustix::fs::fchmod(&f, Mode::from_raw_mode(0o4755)).unwrap();
+        rustix::fs::fallocate(&f, kind, 0, 16).unwrap();
+        assert_eq!(mode(), 0o4755);
+        as_nobody(|| rustix::fs::fallocate(&f, kind, 0, 16).unwrap());
+        assert_eq!(mode(), 0o755, "{kind:?}");
+    }
+    drop(f);
     m.end();
 }
 

@@ -414,6 +414,8 @@ enum Stands {
     BeforeNames,
     /// It has its name, which somebody else's sync point has committed.
     BehindNames,
+    /// `mv` could not rename it, and copied it once more.
+    BehindParts,
 }
 
 /// Imports a directory with a file, and kills everything on node `a` at that place. Returns what node
@@ -435,15 +437,21 @@ fn import_that_dies(at: Stands) -> (String, String) {
     let cp =
         "cp \"$@\"; for to; do :; done; sync \"$to\"data/f; echo rest >> \"$to\"data/f".to_owned();
     let mv = match at {
-        Stands::BeforeNames => wait,
+        Stands::BeforeNames => wait.clone(),
         Stands::BehindNames => {
             format!(
                 "mv \"$@\"; for to; do :; done; echo > \"$to\".other; sync \"$to\".other; {wait}"
             )
         }
+        Stands::BehindParts => {
+            "for to; do :; done; rm -r \"$4\"; mkdir \"$to\"; echo first > \"$to\"/f; \
+                                sync \"$to\"/f; echo rest >> \"$to\"/f"
+                .to_owned()
+        }
     };
     let path = std::env::var("PATH").unwrap();
-    for (name, script) in [("cp", cp), ("mv", mv)] {
+    // Behind the names the directory of copies goes.
+    for (name, script) in [("cp", cp), ("mv", mv), ("rmdir", wait)] {
         let script = format!("#!/bin/sh\nset -e\nPATH='{path}'\n{script}\n");
         fs::write(tools.join(name), script).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -490,6 +498,10 @@ fn an_import_that_dies_leaves_no_name_with_a_part() {
     );
     let named = ("data\ndata.other\n".to_owned(), all());
     assert_eq!(import_that_dies(Stands::BehindNames), named);
+    // An import in parts returned 0 with files that were not committed.
+    let (names, bytes) = import_that_dies(Stands::BehindParts);
+    assert!(names.ends_with("data\n"), "{names}");
+    assert_eq!(bytes, all());
 }
 
 /// A killed mount that the kernel knew everything of was taken for a live one: every later program

@@ -117,6 +117,7 @@ impl Fs {
     /// Memory of what the data files have by now is free.
     pub(crate) fn forget_applied(&self) {
         let applied = self.volume.applied();
+        self.unapplied();
         let mut state = self.state();
         state.tree.applied(applied);
         for f in state.files.values() {
@@ -203,7 +204,9 @@ impl Fs {
         batch: &Batch,
     ) {
         let lsn = batch.lsn();
+        let mut bytes = 0;
         for (ino, _, mut b) in held {
+            bytes += b.overlay.dirty_bytes();
             self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
             // First: who reads it later finds its bytes here or in the data file.
             if b.created == NOT_YET {
@@ -213,6 +216,7 @@ impl Fs {
             b.modified = None;
             lock(&self.dirty).remove(&ino);
         }
+        lock(&self.begun).push_back((lsn, bytes));
         for (_, f) in state.fresh.drain() {
             let mut b = lock(&f.bytes);
             b.created = b.created.min(lsn);

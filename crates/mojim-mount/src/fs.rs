@@ -29,6 +29,9 @@ use crate::tree::{Asker, NAMES, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
 const MOST_EXTENTS: usize = 1 << 14;
+/// What was stored into mappings is still taken, while nothing can be begun, up to so many times of
+/// what may wait.
+const MAPPED_TIMES: usize = 4;
 /// Zeros are stored in pieces of so many bytes.
 const ZEROS: usize = 1 << 20;
 /// A file that is not created yet, even in the log.
@@ -92,6 +95,15 @@ pub(crate) struct Seen {
     pub(crate) links: u32,
 }
 
+/// How bytes are written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Writing {
+    /// The file's set-ID bits go.
+    pub(crate) kill: bool,
+    /// They were stored into a mapping, and the kernel writes them back.
+    pub(crate) mapped: bool,
+}
+
 /// What `setattr` changes.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
@@ -122,6 +134,8 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
+    /// Bytes of each sync point that may not be applied yet, in their order.
+    pub(crate) begun: Mutex<VecDeque<(u64, usize)>>,
     room: Room,
     pub(crate) lost: Lost,
     /// The mount is over: nothing is changed any more.
@@ -216,6 +230,7 @@ impl Fs {
             volume,
             options,
             waiting: AtomicUsize::new(0),
+            begun: Mutex::default(),
             room: Room::default(),
             lost: Lost::default(),
             closed: AtomicBool::new(false),
@@ -507,21 +522,16 @@ impl Fs {
     }
 
     /// Stores bytes. True if that took set-ID bits from the file.
-    pub(crate) fn write(&self, ino: u64, offset: u64, bytes: &[u8], kill: bool) -> Result<bool> {
+    pub(crate) fn write(&self, ino: u64, offset: u64, bytes: &[u8], how: Writing) -> Result<bool> {
         let file = self.file(ino)?;
         let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
         // Before anything is stored: a write that fails has stored nothing.
-        self.commit_early(ino, &file)?;
-        let mut killed = false;
-        if kill {
-            let mut state = self.to_change()?;
-            killed = state.tree.node(ino)?.attributes.mode & 0o6000 != 0;
-            if killed {
-                state
-                    .tree
-                    .change(ino, |a| a.mode = without_set_ids(a.mode))?;
-            }
+        match self.commit_early(ino, &file) {
+            // The kernel would drop what was stored into a mapping, and only since much waits.
+            Err(Errno::TIMEDOUT) if how.mapped && self.waits_at_most(MAPPED_TIMES) => {}
+            begun => begun?,
         }
+        let killed = how.kill && self.take_set_ids(ino)?;
         let mut b = lock(&file.bytes);
         self.writable()?;
         if end > b.overlay.size() {
@@ -536,11 +546,39 @@ impl Fs {
         Ok(killed)
     }
 
+    /// Takes set-ID bits from a file. True if it had some.
+    fn take_set_ids(&self, ino: u64) -> Result<bool> {
+        let mut state = self.to_change()?;
+        let had = state.tree.node(ino)?.attributes.mode & 0o6000 != 0;
+        if had {
+            let tree = &mut state.tree;
+            tree.change(ino, |a| a.mode = without_set_ids(a.mode))?;
+        }
+        Ok(had)
+    }
+
     /// `bytes` are written, be it behind the end of a file or in a hole.
     fn take_room(&self, bytes: usize) -> Result<()> {
-        // What waits, and what is not applied, has taken none yet.
-        let waiting = || self.waiting.load(Relaxed) + 4 * self.volume.most_at_once();
+        // What waits, and what is not applied, has taken none yet; names and catalogues take some.
+        let waiting = || {
+            let names = 4 * self.volume.most_at_once();
+            self.waiting.load(Relaxed) + self.unapplied() + names
+        };
         self.room.take(|| self.volume.directory(), bytes, waiting)
+    }
+
+    /// Bytes that were begun and are not applied.
+    pub(crate) fn unapplied(&self) -> usize {
+        let applied = self.volume.applied();
+        let mut begun = lock(&self.begun);
+        while begun.front().is_some_and(|(lsn, _)| *lsn <= applied) {
+            begun.pop_front();
+        }
+        begun.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn waits_at_most(&self, times: usize) -> bool {
+        self.waiting.load(Relaxed) / times <= self.options.most_waiting
     }
 
     /// A file or a directory is made.
@@ -595,11 +633,17 @@ impl Fs {
     }
 
     pub(crate) fn set(&self, ino: u64, want: &Wanted, asker: Asker) -> Result<Seen> {
-        if let Some(size) = want.size {
-            self.resize(ino, size, asker)?;
-        }
+        let file = want.size.map(|_| self.file(ino)).transpose()?;
+        // Before anything is changed: a call that fails has cut nothing.
         let mut state = self.to_change()?;
+        state.tree.node(ino)?;
+        if let (Some(size), Some(file)) = (want.size, file) {
+            self.resize(ino, &file, asker.now, size, |_| true)?;
+        }
         state.tree.change(ino, |a| {
+            if want.size.is_some() && asker.uid != 0 {
+                a.mode = without_set_ids(a.mode);
+            }
             if let Some(mode) = want.mode {
                 a.mode = mode & 0o7777;
             } else if (want.uid.is_some() || want.gid.is_some()) && a.kind != Kind::Dir {
@@ -619,28 +663,36 @@ impl Fs {
         state.seen(ino)
     }
 
-    fn resize(&self, ino: u64, size: u64, asker: Asker) -> Result<()> {
-        let file = self.file(ino)?;
+    /// Sets the size of a file, if `of` the present one says so.
+    fn resize(
+        &self,
+        ino: u64,
+        file: &FileBytes,
+        now: Time,
+        size: u64,
+        of: impl FnOnce(u64) -> bool,
+    ) -> Result<()> {
         if size > i64::MAX as u64 {
             return Err(Errno::FBIG);
         }
         self.volume.check_size(size).map_err(|e| errno(&e))?;
-        {
-            let mut b = lock(&file.bytes);
-            self.writable()?;
-            self.count(ino, &mut b, asker.now, |o| o.resize(size));
-        }
-        let mut state = self.to_change()?;
-        if asker.uid != 0 {
-            state
-                .tree
-                .change(ino, |a| a.mode = without_set_ids(a.mode))?;
+        let mut b = lock(&file.bytes);
+        self.writable()?;
+        if of(b.overlay.size()) {
+            self.count(ino, &mut b, now, |o| o.resize(size));
         }
         Ok(())
     }
 
-    /// `fallocate`: room is not reserved; holes are zeros.
-    pub(crate) fn allocate(&self, ino: u64, offset: u64, len: u64, mode: i32) -> Result<()> {
+    /// `fallocate`: room is not reserved; holes are zeros. True if that took set-ID bits from the file.
+    pub(crate) fn allocate(
+        &self,
+        ino: u64,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        asker: Asker,
+    ) -> Result<bool> {
         self.writable()?;
         let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
         let keep = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
@@ -650,14 +702,11 @@ impl Fs {
             _ => return Err(Errno::OPNOTSUPP),
         };
         let file = self.file(ino)?;
+        // The kernel does not say whether it has to be.
+        let killed = asker.uid != 0 && self.take_set_ids(ino)?;
         let size = lock(&file.bytes).overlay.size();
         if !keep && end > size {
-            let asker = Asker {
-                uid: 0,
-                gid: 0,
-                now: now(),
-            };
-            self.resize(ino, end, asker)?;
+            self.resize(ino, &file, asker.now, end, |size| end > size)?;
         }
         if zeros {
             let end = end.min(size);
@@ -665,11 +714,11 @@ impl Fs {
             // A hole stays one.
             while let Some(next) = self.next_written(&file, at)?.filter(|r| r.start < end) {
                 let n = (next.end.min(end) - next.start).min(ZEROS as u64) as usize;
-                self.write(ino, next.start, &vec![0; n], false)?;
+                self.write(ino, next.start, &vec![0; n], Writing::default())?;
                 at = next.start + n as u64;
             }
         }
-        Ok(())
+        Ok(killed)
     }
 
     /// The first range from `at` on that may have other bytes than zeros.
@@ -699,10 +748,11 @@ impl Fs {
         self.state().tree.xattr(ino, name).map(<[u8]>::to_vec)
     }
 
-    /// The names of extended attributes, each with a zero behind it.
-    pub(crate) fn xattrs(&self, ino: u64) -> Result<Vec<u8>> {
+    /// The names of extended attributes that an asker may know, each with a zero behind it.
+    pub(crate) fn xattrs(&self, ino: u64, asker: Asker) -> Result<Vec<u8>> {
         let state = self.state();
         let names = state.tree.xattrs(ino)?;
+        let names = names.filter(|n| asker.uid == 0 || !n.starts_with(b"trusted."));
         Ok(names.flat_map(|n| [n, b"\0"].concat()).collect())
     }
 

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use crate::Shared;
 use crate::beside::Beside;
 use crate::cells::{Kind, Time};
-use crate::fs::{Entry, Fs, Result, Seen, Wanted, now, time_of};
+use crate::fs::{Entry, Fs, Result, Seen, Wanted, Writing, now, time_of};
 use crate::tree::{Asker, Renames};
 
 /// How long the kernel may keep what it was told.
@@ -134,6 +134,21 @@ impl Server {
         let entries = Arc::new(self.shared.fs.entries(ino.0)?);
         all.insert(fh.0, entries.clone());
         Ok(entries)
+    }
+
+    /// What an entry of a reading is by now: its name may be another file's, or nobody's.
+    fn as_of_now(&self, req: &Request, dir: INodeNo, e: &Entry) -> Result<Seen> {
+        match &e.name[..] {
+            b"." | b".." => self.fs(req).seen(e.ino),
+            name => self.fs(req).lookup(dir.0, name),
+        }
+    }
+
+    /// The kernel would let a program be executed by the bits that it knows.
+    fn forget_mode(&self, ino: INodeNo, changed: bool) {
+        if changed && let Some(kernel) = self.shared.kernel.get() {
+            let _ = kernel.inval_inode(ino, -1, 0);
+        }
     }
 }
 
@@ -396,24 +411,23 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        match self.fs(req).write(ino.0, offset, data, kill) {
+        let how = Writing {
+            kill: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+            mapped: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+        };
+        match self.fs(req).write(ino.0, offset, data, how) {
             Ok(killed) => {
-                if killed && let Some(kernel) = self.shared.kernel.get() {
-                    // It would let a program be executed by the bits that it knows.
-                    let _ = kernel.inval_inode(ino, -1, 0);
-                }
+                self.forget_mode(ino, killed);
                 reply.written(data.len() as u32);
             }
             Err(e) => {
-                // What was stored into a mapping: the kernel has it no longer as something to write.
-                let stored = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-                if stored {
+                // The kernel has it no longer as something to write.
+                if how.mapped {
                     self.shared.fs.lose(ino.0, offset, data.len(), e);
                     self.shared.add_stale(ino.0);
                 }
                 reply.error(no(e));
-                if stored {
+                if how.mapped {
                     self.shared.turn.notify();
                 }
             }
@@ -476,12 +490,12 @@ impl Filesystem for Server {
             Err(e) => return reply.error(no(e)),
         };
         for (i, e) in entries.iter().enumerate().skip(offset as usize) {
-            let Ok(s) = self.fs(req).seen(e.ino) else {
+            let Ok(s) = self.as_of_now(req, ino, e) else {
                 continue;
             };
             let kind = kind(&s.attributes.kind);
             let name = OsStr::from_bytes(&e.name);
-            if reply.add(INodeNo(e.ino), i as u64 + 1, kind, name) {
+            if reply.add(INodeNo(s.ino), i as u64 + 1, kind, name) {
                 break;
             }
         }
@@ -501,12 +515,7 @@ impl Filesystem for Server {
             Err(e) => return reply.error(no(e)),
         };
         for (i, e) in entries.iter().enumerate().skip(offset as usize) {
-            // It may have lost this name since.
-            let now = match &e.name[..] {
-                b"." | b".." => self.fs(req).seen(e.ino),
-                name => self.fs(req).lookup(ino.0, name),
-            };
-            let Ok(s) = now else {
+            let Ok(s) = self.as_of_now(req, ino, e) else {
                 continue;
             };
             let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
@@ -581,7 +590,7 @@ impl Filesystem for Server {
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.fs(req).xattrs(ino.0));
+        xattr(reply, size, self.fs(req).xattrs(ino.0, asker(req)));
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -598,12 +607,14 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let done = self.fs(req).allocate(ino.0, offset, length, mode);
+        let fs = self.fs(req);
+        let done = fs.allocate(ino.0, offset, length, mode, asker(req));
         if done.is_err() {
             // A part may be done, and the kernel keeps what it knew of the file.
             self.shared.add_stale(ino.0);
         }
-        empty(reply, done);
+        self.forget_mode(ino, done == Ok(true));
+        empty(reply, done.map(drop));
         if done.is_err() {
             self.shared.turn.notify();
         }

@@ -206,16 +206,16 @@ impl Mounted {
         fs.end();
         let synced = fs.sync_all();
         self.forget();
-        let synced = synced.and_then(|()| fs.lost.check_all());
         fs.clear();
-        let synced = synced.map_err(|e| {
-            let e = std::io::Error::from(e);
-            Error::io(
-                format!("committing what {} had", self.directory.display()),
-                &e,
-            )
-        });
-        synced.and(fs.volume().detach()).and(unmounted)
+        let told = |what: &str, e: rustix::io::Errno| {
+            let what = format!("{what} {}", self.directory.display());
+            Error::io(what, &std::io::Error::from(e))
+        };
+        let synced = synced.map_err(|e| told("committing what was in", e));
+        // Who stored it may have had no call that could be told.
+        let taken = fs.lost.check_ever();
+        let taken = taken.map_err(|e| told("taking all stores into mappings of files in", e));
+        synced.and(taken).and(fs.volume().detach()).and(unmounted)
     }
 
     /// What programs stored into mappings of files that are open comes here, and is committed:

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustix::io::Errno;
 
@@ -21,6 +21,8 @@ pub(crate) struct Lost {
     /// Whether there are any: sync points look here.
     any: AtomicBool,
     files: Mutex<HashMap<u64, Errno>>,
+    /// The first of all, also of files that nobody has open any more.
+    first: OnceLock<Errno>,
 }
 
 impl Lost {
@@ -38,6 +40,11 @@ impl Lost {
         self.files().values().next().map_or(Ok(()), |e| Err(*e))
     }
 
+    /// Fails if something was lost at any time.
+    pub(crate) fn check_ever(&self) -> Result<(), Errno> {
+        self.first.get().map_or(Ok(()), |e| Err(*e))
+    }
+
     /// Nobody has the file open any more.
     pub(crate) fn forget(&self, ino: u64) {
         if self.any.load(SeqCst) {
@@ -51,6 +58,7 @@ impl Lost {
     pub(crate) fn add(&self, ino: u64, error: Errno) -> bool {
         let mut files = self.files();
         self.any.store(true, SeqCst);
+        let _ = self.first.set(error);
         files.insert(ino, error).is_none()
     }
 

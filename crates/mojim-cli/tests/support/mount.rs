@@ -58,12 +58,19 @@ impl Mount {
     }
 
     /// Ends it as a user does.
-    pub fn end(mut self) {
+    pub fn end(self) {
+        self.end_as(0);
+    }
+
+    /// The same, with another exit code. What it has said.
+    pub fn end_as(mut self, code: i32) -> String {
         self.process.signal("TERM");
-        assert_eq!(self.process.wait(), Some(0), "{}", self.process.errors());
+        let ended = self.process.wait();
+        assert_eq!(ended, Some(code), "{}", self.process.errors());
         self.over = true;
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         assert!(!mounts.contains(self.at.to_str().unwrap()), "{mounts}");
+        self.process.errors()
     }
 
     pub fn kill(mut self) {
