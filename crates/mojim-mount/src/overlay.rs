@@ -11,7 +11,7 @@
 //! - Bytes of the data file from a cut on do not count until that cut is applied. Each cut
 //!   counts for itself: what was written behind an earlier one, and is applied, counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use mojim::Change;
@@ -48,8 +48,9 @@ pub(crate) struct Overlay {
     low: u64,
     /// The last of them may not be begun, no other.
     cuts: Vec<Cut>,
-    /// Bytes and extents that are not begun.
-    dirty: (usize, usize),
+    /// Where extents are that are not begun: of those that are, thousands may wait to be applied.
+    dirty: BTreeSet<u64>,
+    dirty_bytes: usize,
     /// The oldest sync point of an extent or a cut; `u64::MAX`: none.
     oldest: u64,
 }
@@ -63,7 +64,8 @@ impl Overlay {
             begun_size: size,
             low: size,
             cuts: Vec::new(),
-            dirty: (0, 0),
+            dirty: BTreeSet::new(),
+            dirty_bytes: 0,
             oldest: u64::MAX,
         }
     }
@@ -74,17 +76,17 @@ impl Overlay {
 
     /// Bytes that are not begun.
     pub(crate) fn dirty_bytes(&self) -> usize {
-        self.dirty.0
+        self.dirty_bytes
     }
 
     /// Extents that are not begun.
     pub(crate) fn dirty_extents(&self) -> usize {
-        self.dirty.1
+        self.dirty.len()
     }
 
     /// Whether there is anything to commit.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.dirty.1 > 0 || self.size != self.begun_size || self.low < self.begun_size
+        !self.dirty.is_empty() || self.size != self.begun_size || self.low < self.begun_size
     }
 
     /// Stores bytes; the file grows if need be.
@@ -98,7 +100,7 @@ impl Overlay {
             return;
         }
         self.clear(offset, end);
-        self.dirty.0 += bytes.len();
+        self.dirty_bytes += bytes.len();
         if let Some((at, e)) = self.extents.range_mut(..offset).next_back()
             && e.lsn == NOT_YET
             && at + e.bytes.len() as u64 == offset
@@ -107,10 +109,16 @@ impl Overlay {
             e.bytes.extend_from_slice(bytes);
             return;
         }
-        self.dirty.1 += 1;
         let bytes = bytes.to_vec();
         let lsn = NOT_YET;
-        self.extents.insert(offset, Extent { bytes, lsn });
+        self.insert(offset, Extent { bytes, lsn });
+    }
+
+    fn insert(&mut self, at: u64, e: Extent) {
+        if e.lsn == NOT_YET {
+            self.dirty.insert(at);
+        }
+        self.extents.insert(at, e);
     }
 
     /// True if one extent that is not begun has all of that place.
@@ -135,11 +143,10 @@ impl Overlay {
                 let rest = (to < end).then(|| e.bytes[(to - at) as usize..].to_vec());
                 e.bytes.truncate((from - at) as usize);
                 if lsn == NOT_YET {
-                    self.dirty.0 -= (end.min(to) - from) as usize;
-                    self.dirty.1 += rest.is_some() as usize;
+                    self.dirty_bytes -= (end.min(to) - from) as usize;
                 }
                 if let Some(bytes) = rest {
-                    self.extents.insert(to, Extent { bytes, lsn });
+                    self.insert(to, Extent { bytes, lsn });
                     return;
                 }
             }
@@ -148,13 +155,12 @@ impl Overlay {
             let mut e = self.extents.remove(&at).expect("just found");
             let end = at + e.bytes.len() as u64;
             if e.lsn == NOT_YET {
-                self.dirty.0 -= (end.min(to) - at) as usize;
-                self.dirty.1 -= 1;
+                self.dirty_bytes -= (end.min(to) - at) as usize;
+                self.dirty.remove(&at);
             }
             if end > to {
                 e.bytes.drain(..(to - at) as usize);
-                self.dirty.1 += (e.lsn == NOT_YET) as usize;
-                self.extents.insert(to, e);
+                self.insert(to, e);
             }
         }
     }
@@ -245,19 +251,17 @@ impl Overlay {
             let size = self.size;
             out.push(Change::Resize { file, size });
         }
-        let dirty = self.extents.iter().filter(|(_, e)| e.lsn == NOT_YET);
-        out.extend(dirty.map(|(&offset, e)| Change::Write {
+        out.extend(self.dirty.iter().map(|&offset| Change::Write {
             file,
             offset,
-            bytes: &e.bytes,
+            bytes: &self.extents[&offset].bytes,
         }));
     }
 
     /// What [`Overlay::changes`] gave was begun.
     pub(crate) fn begun(&mut self, lsn: u64) {
-        if self.dirty.1 > 0 {
-            let dirty = self.extents.values_mut().filter(|e| e.lsn == NOT_YET);
-            dirty.for_each(|e| e.lsn = lsn);
+        while let Some(at) = self.dirty.pop_first() {
+            self.extents.get_mut(&at).expect("it is there").lsn = lsn;
             self.oldest = self.oldest.min(lsn);
         }
         if let Some(cut) = self.cuts.last_mut()
@@ -266,7 +270,7 @@ impl Overlay {
             cut.lsn = lsn;
             self.oldest = self.oldest.min(lsn);
         }
-        self.dirty = (0, 0);
+        self.dirty_bytes = 0;
         self.begun_size = self.size;
         self.low = self.size;
     }
@@ -368,7 +372,7 @@ mod tests {
                         queue.push((lsn, owned.collect(), false));
                         o.begun(lsn);
                         prop_assert!(!o.is_dirty());
-                        prop_assert_eq!(o.dirty, (0, 0));
+                        prop_assert_eq!((o.dirty_bytes, o.dirty.len()), (0, 0));
                     }
                     Step::Apply(all) => {
                         let keep = queue.len().min(!all as usize);
@@ -400,9 +404,9 @@ mod tests {
                     let want = here.filter(|r| r.end > at).map(|r| r.start.max(at)..r.end).next();
                     prop_assert_eq!(o.next(at), want);
                 }
-                let dirty: Vec<_> = o.extents.values().filter(|e| e.lsn == NOT_YET).collect();
-                let bytes = dirty.iter().map(|e| e.bytes.len()).sum::<usize>();
-                prop_assert_eq!(o.dirty, (bytes, dirty.len()));
+                let dirty = o.extents.iter().filter(|(_, e)| e.lsn == NOT_YET);
+                prop_assert_eq!(o.dirty_bytes, dirty.clone().map(|(_, e)| e.bytes.len()).sum::<usize>());
+                prop_assert!(o.dirty.iter().eq(dirty.map(|(at, _)| at)));
             }
         }
     }
