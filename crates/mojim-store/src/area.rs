@@ -83,8 +83,6 @@ pub struct Area {
     unsynced: BTreeSet<PathBuf>,
     /// Directories that are there, durably.
     made: BTreeSet<PathBuf>,
-    /// Directories that a file has left: some may be empty now.
-    left: BTreeSet<PathBuf>,
     /// LSNs of applied records, and the spill files that they name: a file can go
     /// when its record has gone from the logs.
     spills: Vec<(u64, u64)>,
@@ -153,7 +151,6 @@ impl Area {
             outcome: Outcome::default(),
             unsynced: BTreeSet::new(),
             made: BTreeSet::new(),
-            left: BTreeSet::new(),
             spills: Vec::new(),
             failed: None,
             max_open: MAX_OPEN,
@@ -523,7 +520,6 @@ impl Area {
             f.sync()
                 .map_err(|e| Error::poisoned(format!("syncing file {id}"), &e))?;
         }
-        self.remove_left();
         Ok(())
     }
 
@@ -887,48 +883,6 @@ mod tests {
         let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a path that ends with a zero.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
-    }
-
-    /// A directory stayed on the disk when its last file went: a program that made one for each of
-    /// its works used up the disk's inodes, and nobody could remove them but by hand.
-    #[test]
-    fn a_directory_goes_with_its_last_file() {
-        let dir = std::env::temp_dir().join(format!("mojim-left-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        let (data, meta) = (dir.join("data"), dir.join("meta"));
-        std::fs::create_dir_all(&meta).unwrap();
-        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
-        let mut area = Area::open(&env, &data, &meta, 9).unwrap();
-        let is = |path: &str| data.join(path).is_dir();
-        let mut lsn = 0;
-        let mut apply = |area: &mut Area, file, kind, name: &str| {
-            lsn += 1;
-            let mut bytes = vec![0; RecordWriter::len_for(1, name.len())];
-            let mut w = RecordWriter::new(&mut bytes, 1);
-            w.op(Op {
-                file,
-                kind,
-                offset: 0,
-                len: name.len() as u32,
-            });
-            w.payload_mut(name.len()).copy_from_slice(name.as_bytes());
-            w.finish(9, lsn, 1, 0, true, lsn - 1);
-            let r = RecordView::decode(&bytes).unwrap();
-            area.apply(&r, &meta).unwrap();
-            area.end_sync_point(lsn).unwrap();
-        };
-        apply(&mut area, 1, OpKind::Create, "a/b/f");
-        apply(&mut area, 2, OpKind::Create, "a/g");
-        apply(&mut area, 3, OpKind::Create, "c/d/h");
-        apply(&mut area, 1, OpKind::Rename, "f");
-        apply(&mut area, 3, OpKind::Remove, "");
-        area.sync().unwrap();
-        assert_eq!([is("a/b"), is("a"), is("c")], [false, true, false]);
-        // It is made anew for the next one.
-        apply(&mut area, 4, OpKind::Create, "c/d/h");
-        area.sync().unwrap();
-        assert!(data.join("c/d/h").is_file());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     /// What somebody had put where a record made a file was opened: a symbolic link was followed,

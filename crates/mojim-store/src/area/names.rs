@@ -94,7 +94,7 @@ impl Area {
     }
 
     /// Removes those files that the catalogue does not have, and the note of removals.
-    pub(super) fn remove_files(&mut self, names: &[String]) -> Result<()> {
+    pub(super) fn remove_files(&self, names: &[String]) -> Result<()> {
         let taken: BTreeSet<&str> = self.files.values().map(|f| &f.name[..]).collect();
         let mut dirs = BTreeSet::new();
         for name in names.iter().filter(|n| !taken.contains(&n[..])) {
@@ -102,7 +102,6 @@ impl Area {
             dirs.extend(self.dir.join(name).parent().map(Path::to_owned));
         }
         dirs.iter().try_for_each(|d| self.sync_dir(d))?;
-        self.left.append(&mut dirs);
         let note = self.removal_path();
         let gone = match self.env.remove(&note) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
@@ -316,23 +315,8 @@ impl Area {
             .context(|| format!("renaming {}", from.display()))?;
         self.sync_parent(&e.name)?;
         self.sync_parent(&name)?;
-        self.left.extend(from.parent().map(Path::to_owned));
         self.renamed(id, &name);
         self.write_names(lsn)
-    }
-
-    /// Removes directories that have no file any more. Not durably: one that a crash brings back is
-    /// as empty, and gives way to a file.
-    pub(super) fn remove_left(&mut self) {
-        for dir in std::mem::take(&mut self.left) {
-            let within = dir.ancestors().take_while(|d| **d != self.dir);
-            for at in within {
-                if self.env.remove_empty_dirs(at).is_err() {
-                    break;
-                }
-                self.made.clear();
-            }
-        }
     }
 
     fn name(payload: &[u8]) -> Result<&str> {
