@@ -30,8 +30,11 @@ check() {
 }
 name() {
     check "$1"
+    one=$(stat -c %i -- "$new/${1##*/}")
     mv -T -n -- "$new/${1##*/}" "$to/${1##*/}"
-    find "$to/${1##*/}" -type f -exec sync -- {} +
+    if [ "$(stat -c %i -- "$to/${1##*/}")" != "$one" ]; then
+        find "$to/${1##*/}" -type f -exec sync -- {} +
+    fi
 }
 each() {
     did=$1; shift

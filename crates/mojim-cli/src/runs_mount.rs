@@ -231,8 +231,8 @@ impl RunsMount {
         let path = self.dir.join("failed");
         if let Ok(text) = std::fs::read_to_string(&path) {
             say_on_stderr(&format!(
-                "volume {}: what programs had not synced when the last of them ended could not be \
-                 committed then: {text}",
+                "volume {}: not all that earlier programs stored was committed when the last of them \
+                 ended: {text}",
                 self.volume
             ));
             let _ = std::fs::remove_file(&path);

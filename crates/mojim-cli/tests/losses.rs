@@ -144,14 +144,14 @@ fn what_fails_while_the_mirror_is_away_has_changed_nothing() {
     let map = Mapping::of(&f, 2 * PAGE);
     b.kill();
     let timed_out = |e: std::io::Error| assert_eq!(e.raw_os_error(), Some(libc::ETIMEDOUT), "{e}");
+    let writes = (0..).map(|n| more.write_all_at(&[2; 1 << 16], n << 16));
+    timed_out(writes.map(Result::err).find_map(|e| e).unwrap());
+    map.store(0, 7);
+    assert_eq!(map.sync(), Err(Errno::TIMEDOUT));
     let target = "t".repeat(4000);
     let names = (0..).map(|n| std::os::unix::fs::symlink(&target, m.at.join(n.to_string())));
     timed_out(names.map(Result::err).find_map(|e| e).unwrap());
-    let writes = (0..).map(|n| more.write_all_at(&[2; 1 << 16], n << 16));
-    timed_out(writes.map(Result::err).find_map(|e| e).unwrap());
     timed_out(f.set_len(0).unwrap_err());
-    map.store(0, 7);
-    assert_eq!(map.sync(), Err(Errno::TIMEDOUT));
     let _b = c.node("b");
     await_that("the mirror's return", || map.sync().ok());
     drop((map, f, more));

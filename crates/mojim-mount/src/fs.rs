@@ -29,9 +29,6 @@ use crate::tree::{Asker, NAMES, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
 const MOST_EXTENTS: usize = 1 << 14;
-/// What was stored into mappings is still taken, while nothing can be begun, up to so many times of
-/// what may wait.
-const MAPPED_TIMES: usize = 4;
 /// Zeros are stored in pieces of so many bytes.
 const ZEROS: usize = 1 << 20;
 /// A file that is not created yet, even in the log.
@@ -528,7 +525,7 @@ impl Fs {
         // Before anything is stored: a write that fails has stored nothing.
         match self.commit_early(ino, &file) {
             // The kernel would drop what was stored into a mapping, and only since much waits.
-            Err(Errno::TIMEDOUT) if how.mapped && self.waits_at_most(MAPPED_TIMES) => {}
+            Err(Errno::TIMEDOUT) if how.mapped && self.fits_one_record() => {}
             begun => begun?,
         }
         let killed = how.kill && self.take_set_ids(ino)?;
@@ -577,8 +574,11 @@ impl Fs {
         begun.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    fn waits_at_most(&self, times: usize) -> bool {
-        self.waiting.load(Relaxed) / times <= self.options.most_waiting
+    /// Whether everything that waits still goes into a record: whoever begins a sync point by a spill
+    /// file, while the mirror is away, keeps all others waiting.
+    fn fits_one_record(&self) -> bool {
+        let most = self.options.most_waiting;
+        self.state().tree.waiting() + self.waiting.load(Relaxed) <= most + most / 2
     }
 
     /// A file or a directory is made.
@@ -594,11 +594,14 @@ impl Fs {
     /// Bytes that the kernel wrote back, from a mapping, were not taken. Call before it is told.
     #[cold]
     pub(crate) fn lose(&self, ino: u64, offset: u64, len: usize, error: Errno) {
-        if !self.lost.add(ino, error) {
+        let state = self.state();
+        let node = state.tree.node(ino);
+        // Nobody misses what a file without a name had.
+        let counts = node.as_ref().is_ok_and(|n| Tree::links(n) > 0);
+        if !self.lost.add(ino, error, counts) {
             return;
         }
-        let state = self.state();
-        let path = state.tree.node(ino).map(|n| state.tree.path(n));
+        let path = node.map(|n| state.tree.path(n));
         let path = path.unwrap_or_default();
         tracing::error!(
             "{}: bytes {offset} to {} that a program stored into a mapping are lost: {error}. No sync \

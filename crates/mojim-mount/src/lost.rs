@@ -54,11 +54,13 @@ impl Lost {
         }
     }
 
-    /// Something is lost of the file. True if it is the first time.
-    pub(crate) fn add(&self, ino: u64, error: Errno) -> bool {
+    /// Something is lost of the file, which `counts` at the end, too. True if it is the first time.
+    pub(crate) fn add(&self, ino: u64, error: Errno, counts: bool) -> bool {
         let mut files = self.files();
         self.any.store(true, SeqCst);
-        let _ = self.first.set(error);
+        if counts {
+            let _ = self.first.set(error);
+        }
         files.insert(ino, error).is_none()
     }
 
