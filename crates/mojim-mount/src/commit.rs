@@ -89,35 +89,35 @@ impl Fs {
     pub(crate) fn begin_early(&self, ino: u64, all: bool) -> Result<()> {
         let all = all || self.options.atomic_volume;
         let one = Some(ino);
-        if let Some(batch) = self.begin(What { all, one })? {
-            self.volume.launch(&batch);
-        }
-        Ok(())
+        self.launch(What { all, one })
     }
 
     /// Begins a sync point of all names that no program asked for.
     pub(crate) fn begin_names_early(&self) -> Result<()> {
         let (all, one) = (self.options.atomic_volume, None);
-        if let Some(batch) = self.begin(What { all, one })? {
-            self.volume.launch(&batch);
-        }
-        Ok(())
+        self.launch(What { all, one })
     }
 
     /// Begins a sync point of everything and does not wait; forgets what is applied.
     pub(crate) fn tick(&self) -> Result<()> {
         let (all, one) = (true, None);
-        if let Some(batch) = self.begin(What { all, one })? {
+        self.launch(What { all, one })?;
+        self.forget_applied();
+        Ok(())
+    }
+
+    /// Begins a sync point for which nobody waits.
+    fn launch(&self, what: What) -> Result<()> {
+        if let Some(batch) = self.begin(what)? {
             self.volume.launch(&batch);
         }
-        self.forget_applied();
         Ok(())
     }
 
     /// Memory of what the data files have by now is free.
     pub(crate) fn forget_applied(&self) {
         let applied = self.volume.applied();
-        self.unapplied();
+        lock(&self.begun).retain(|(lsn, _)| *lsn > applied);
         let mut state = self.state();
         state.tree.applied(applied);
         for f in state.files.values() {
@@ -216,7 +216,7 @@ impl Fs {
             b.modified = None;
             lock(&self.dirty).remove(&ino);
         }
-        lock(&self.begun).push_back((lsn, bytes));
+        lock(&self.begun).push((lsn, bytes));
         for (_, f) in state.fresh.drain() {
             let mut b = lock(&f.bytes);
             b.created = b.created.min(lsn);

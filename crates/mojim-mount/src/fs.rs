@@ -131,8 +131,8 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
-    /// Bytes of each sync point that may not be applied yet, in their order.
-    pub(crate) begun: Mutex<VecDeque<(u64, usize)>>,
+    /// The LSN and the bytes of each sync point that may not be applied yet. Locked last.
+    pub(crate) begun: Mutex<Vec<(u64, usize)>>,
     room: Room,
     pub(crate) lost: Lost,
     /// The mount is over: nothing is changed any more.
@@ -565,13 +565,11 @@ impl Fs {
     }
 
     /// Bytes that were begun and are not applied.
-    pub(crate) fn unapplied(&self) -> usize {
+    fn unapplied(&self) -> usize {
         let applied = self.volume.applied();
-        let mut begun = lock(&self.begun);
-        while begun.front().is_some_and(|(lsn, _)| *lsn <= applied) {
-            begun.pop_front();
-        }
-        begun.iter().map(|(_, bytes)| bytes).sum()
+        let begun = lock(&self.begun);
+        let waits = begun.iter().filter(|(lsn, _)| *lsn > applied);
+        waits.map(|(_, bytes)| bytes).sum()
     }
 
     /// Whether everything that waits still goes into a record: whoever begins a sync point by a spill

@@ -7,8 +7,10 @@
 //!
 //! Owns the files of which something is lost.
 //!
-//! Invariant: from the moment the kernel is told of the error, no sync point of such a file succeeds
-//! until nobody has the file open: who opens it then reads what is committed, and goes on from there.
+//! Invariants:
+//! - From the moment the kernel is told of the error, no sync point of such a file succeeds until nobody
+//!   has the file open: who opens it then reads what is committed, and goes on from there.
+//! - That something was lost of a file with a name is known until the mount ends, which says it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

@@ -6,6 +6,7 @@
 //!
 //! Invariants:
 //! - Extents do not overlap, and end at or before the file's size.
+//! - `dirty` names exactly the extents that are not begun.
 //! - Bytes that were begun stay here until their sync point is applied: until then the data
 //!   file may have them or not.
 //! - Bytes of the data file from a cut on do not count until that cut is applied. Each cut
