@@ -192,7 +192,7 @@ fn refused(c: &Pair, s: &Subject, encrypt: bool, kind: FrameKind, body: &[u8]) -
     let os = Os::of(&c.config(), s).unwrap_or_else(|e| panic!("{e}"));
     let to = Address::Tcp(c.config().nodes["b"].address);
     let conn = os.encrypting(encrypt).connect(&to).unwrap();
-    let mut wire = mojim_replica::link::Wire::new(conn);
+    let mut wire = mojim_env::wire::Wire::new(conn);
     wire.queue(kind, 1, 0, 0, body);
     loop {
         let sent = wire.flush().unwrap_or_else(|e| panic!("{e}"));

@@ -1,8 +1,8 @@
 //! What the engine needs from the world around it, and how its threads wait.
 //!
 //! The base of the engine's crates: the traits that Linux and the simulator
-//! implement, the engine's errors, locks and sleeps that a simulator can control,
-//! descriptors, and a thread's signals.
+//! implement, the engine's errors, frames over a connection, locks and sleeps that a
+//! simulator can control, descriptors, and a thread's signals.
 
 pub mod descriptors;
 mod env;
@@ -13,6 +13,7 @@ pub mod page_delta;
 pub mod processors;
 pub mod threads;
 pub mod turns;
+pub mod wire;
 
 pub use env::*;
 pub use error::*;

@@ -14,7 +14,8 @@ const ROWS: &[&[&str]] = &[
     &["format"],
     &["env", "config", "protocol", "keys"],
     &["linux", "store"],
-    &["memory", "replica"],
+    &["memory", "copy"],
+    &["replica"],
     &["views", "rivals", "mojim"],
     &["sim", "node", "c"],
     &["bench", "crash", "mount", "preload"],
@@ -83,7 +84,7 @@ fn imports(manifest: &str) -> BTreeSet<String> {
 /// it over another world, could not follow.
 fn upward(name: &str, manifest: &str) -> Vec<String> {
     let mine = row(name);
-    let simulated = ["replica", "views", "sim"].contains(&name);
+    let simulated = ["copy", "replica", "views", "sim"].contains(&name);
     let all = imports(manifest).into_iter();
     all.filter(|i| row(i) >= mine || simulated && ["linux", "memory"].contains(&i.as_str()))
         .collect()

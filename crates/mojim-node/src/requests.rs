@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::{Node, is_full, lock};
 use mojim_config::{Config, Volume};
+use mojim_env::wire::Wire;
 use mojim_env::{Error, OpenHow, Proof, Result};
 use mojim_replica::layout;
-use mojim_replica::link::Wire;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Holder, Post, Question, Request, Standing};

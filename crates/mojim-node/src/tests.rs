@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use mojim::{MapFlags, Volume};
 use mojim_config::{Config, Mode};
+use mojim_env::wire::Wire;
 use mojim_env::{Address, Env, Error, Proof, Result};
 use mojim_format::message::checked;
 use mojim_format::{CatalogEntry, FrameKind, crc32c};
@@ -17,7 +18,6 @@ use mojim_protocol::view::Register;
 use mojim_protocol::{History, LEAP};
 use mojim_replica::client::Client;
 use mojim_replica::layout;
-use mojim_replica::link::Wire;
 use mojim_replica::request::{CopyState, Question, RaftCall, Read, Request, Since, Standing};
 use mojim_store::store::Store;
 use serde_json::{Value, json};

@@ -25,11 +25,12 @@ use mojim_format::{Frame, FrameKind};
 use mojim_protocol::{Holding, Plan, Prefix, reconcile};
 
 use crate::backup_progress::{Progress, Source, Term};
-use crate::copy::CopyOut;
 use crate::handshake::{Opening, theirs, too_large};
-use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx, Wire, bad};
+use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx};
 use crate::spill_out::{SpillFile, SpillOut};
-use crate::stream::{StreamOut, StreamThreads};
+use mojim_copy::copy_out::CopyOut;
+use mojim_copy::stream::{StreamOut, StreamThreads};
+use mojim_env::wire::{Wire, bad};
 use mojim_env::{Address, Conn, Context, Error, OpenHow, Result};
 use mojim_store::area::{named_spill, spill_path};
 use mojim_store::log::Log;

@@ -11,8 +11,8 @@ use mojim_format::message::checked;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::link::Wire;
 use crate::request::{Question, Request};
+use mojim_env::wire::Wire;
 use mojim_env::{Address, Context, Env, Error, Result};
 
 /// Most pages of 4 KiB in one answer to a reader.

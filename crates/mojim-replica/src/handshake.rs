@@ -9,7 +9,8 @@ use mojim_format::FrameKind;
 use mojim_format::message::{Lane, Message, Refuse, Welcome};
 use mojim_protocol::{History, Holding};
 
-use crate::link::{Carrier, PAGE_LEN, Page, Wire};
+use crate::link::{Carrier, PAGE_LEN, Page};
+use mojim_env::wire::Wire;
 use mojim_env::{Conn, Error, Result};
 use mojim_store::log::CONTROL_LEN;
 use mojim_store::store::Store;

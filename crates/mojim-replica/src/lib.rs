@@ -1,5 +1,5 @@
-//! Primary, mirror and backups: the state machines of their sessions, copies of whole
-//! volumes, and their roles by the register of views.
+//! Primary, mirror and backups: the state machines of their sessions,
+//! and their roles by the register of views.
 
 mod apart;
 pub mod attach;
@@ -7,8 +7,6 @@ pub mod backup_progress;
 pub mod backup_session;
 pub mod client;
 mod company;
-pub mod copy;
-pub mod copy_in;
 pub mod courtesy;
 pub mod fallback_timer;
 mod handshake;
@@ -17,7 +15,6 @@ pub mod layout;
 pub mod link;
 pub mod mirror;
 pub mod pace;
-pub mod pass;
 pub mod piece;
 pub mod primary;
 pub mod register;
@@ -25,5 +22,4 @@ pub mod request;
 pub mod session;
 mod spill_out;
 pub mod spinner;
-pub mod stream;
 pub mod view_client;

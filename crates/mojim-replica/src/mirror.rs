@@ -33,14 +33,15 @@ use mojim_protocol::view::Register;
 use mojim_protocol::{Arrival, History, Holding, LEAP, LaneIn, Prefix};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
-use crate::copy::CopyOut;
-use crate::copy_in::CopyIn;
-use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE, Wire, bad};
+use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE};
 use crate::pace::{Pace, piece};
 use crate::register::ViewRegister;
 use crate::view_client::member;
+use mojim_copy::copy_in::CopyIn;
+use mojim_copy::copy_out::CopyOut;
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
+use mojim_env::wire::{Wire, bad};
 use mojim_env::{Conn, Error, Result};
 use mojim_store::area::named_spill;
 use mojim_store::log::{CONTROL_LEN, Log};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use mojim_format::FrameKind;
 use mojim_format::message::CopyData;
 
-use crate::link::Wire;
-use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
+use mojim_copy::pass::{COPY_BACKLOG, COPY_CHUNK};
+use mojim_env::wire::Wire;
 use mojim_env::{Error, File, Result};
 
 /// A spill file that is to be sent.

@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 use mojim_config::Config;
+use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Env};
 use mojim_format::message::{
     CopyBegin, CopyFile, CopyHave, Hello, Lane, Message, Refuse, Start, Welcome,
@@ -27,7 +28,6 @@ use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::holders::Peer;
 use mojim_replica::layout;
-use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::LaneServer;
 use mojim_replica::mirror::{Mirror, refuse};

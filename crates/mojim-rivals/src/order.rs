@@ -10,10 +10,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mojim_env::wire::Wire;
 use mojim_env::{Conn, Env, Memory};
 use mojim_env::{Error, Result};
 use mojim_format::{Frame, FrameKind};
-use mojim_replica::link::Wire;
 use mojim_store::log::Log;
 use serde::{Deserialize, Serialize};
 

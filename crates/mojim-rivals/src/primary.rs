@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_env::Env;
+use mojim_env::wire::Wire;
 use mojim_env::{Error, Result};
 use mojim_format::{FrameKind, RecordWriter};
-use mojim_replica::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
+use mojim_replica::link::{Carrier, PAGE_LEN, Page, Rx, Tx};
 use mojim_replica::piece::{Piece, encode};
 use mojim_replica::spinner::Spinner;
 use mojim_store::log::{Log, LogSpec};

@@ -12,12 +12,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Env};
 use mojim_env::{Error, Result};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_TRAILER_LEN, RecordView, crc32c};
 use mojim_linux::Listener;
 use mojim_protocol::{Arrival, History, LaneIn};
-use mojim_replica::link::{Carrier, Front, PAGE_LEN, Page, RingIn, Tx, Wire};
+use mojim_replica::link::{Carrier, Front, PAGE_LEN, Page, RingIn, Tx};
 use mojim_replica::spinner::Spinner;
 use mojim_store::log::{CONTROL_LEN, Log, LogSpec};
 

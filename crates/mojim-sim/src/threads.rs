@@ -329,7 +329,7 @@ fn follow(
         let (mut fresh, mut control) = (Vec::new(), Vec::<ControlIn>::new());
         while !program.is_over() {
             while let Ok(Some(c)) = listener.accept() {
-                fresh.push(mojim_replica::link::Wire::new(wrap(&inner, c)));
+                fresh.push(mojim_env::wire::Wire::new(wrap(&inner, c)));
             }
             for mut w in std::mem::take(&mut fresh) {
                 let (f, body) = match w.take_frame() {

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use crate::share::{Guest, guest};
 use mojim_config::{Config, Failover, Mode, Working};
+use mojim_copy::stream::StreamThreads;
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Address, Context, Env, Error, Result};
 use mojim_linux::Os;
@@ -33,7 +34,6 @@ use mojim_replica::layout;
 use mojim_replica::pace::Pace;
 use mojim_replica::primary::Primary;
 use mojim_replica::session::Session;
-use mojim_replica::stream::StreamThreads;
 use mojim_store::store::AT_ONCE;
 
 mod attached;

@@ -8,19 +8,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mojim_copy::stream::{StreamIn, StreamOut};
 use mojim_env::Address;
+use mojim_env::wire::Wire;
 use mojim_replica::attach::Attach;
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::fallback_timer::FallbackTimer;
 use mojim_replica::holders::{Holders, Peer};
-use mojim_replica::link::Wire;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::LaneServer;
 use mojim_replica::primary::{Primary, Spilling};
 use mojim_replica::session::Session;
-use mojim_replica::stream::{StreamIn, StreamOut};
 
 use crate::model::Change;
 use crate::views::SimRegisterCalls;

@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
+use mojim_copy::stream::StreamIn;
 use mojim_env::Error;
+use mojim_env::wire::Wire;
 use mojim_format::FrameKind;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_replica::attach::{Attach, AttachPolicy, Attaching};
 use mojim_replica::backup_progress::Source;
-use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
 use mojim_replica::mirror::{Refusal, refuse, superseded};
 use mojim_replica::pace::Pace;
-use mojim_replica::stream::StreamIn;
 
 use super::node::{CLUSTER, Forwarding, Mir, NAMES, Prim, Role, VOLUME, node};
 use super::setup::Mode;

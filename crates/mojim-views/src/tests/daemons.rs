@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Env, Error};
 use mojim_format::FrameKind;
 use mojim_format::message::checked;
 use mojim_linux::{Listener, Os};
-use mojim_replica::link::Wire;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{Question, RaftCall};
 use serde_json::json;

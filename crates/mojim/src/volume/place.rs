@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig};
+use mojim_copy::stream::StreamThreads;
 use mojim_env::{Address, Context, Env, Error, Result};
 use mojim_format::certificate::Subject;
 use mojim_format::{State, View};
@@ -24,7 +25,6 @@ use mojim_replica::primary::Primary;
 use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
 use mojim_replica::request::{Request, Standing};
 use mojim_replica::session::Session;
-use mojim_replica::stream::StreamThreads;
 use mojim_replica::view_client::ViewClient;
 use mojim_store::store::{Store, read_superblock};
 

@@ -23,9 +23,9 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
 
-use crate::link::{Wire, bad};
 use crate::pass::{COPY_BACKLOG, Failure, Part, Pass, Went, answers_are_taken};
 use mojim_env::threads::block_signals;
+use mojim_env::wire::{Wire, bad};
 use mojim_env::{Conn, Error, Result};
 use mojim_store::store::Store;
 

@@ -22,8 +22,8 @@ use std::sync::{Mutex, MutexGuard};
 use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopyFile, CopyHave, CopySums, CopyWant};
 use mojim_format::{CatalogEntry, FrameKind};
 
-use crate::link::Wire;
 use mojim_env::event::Event;
+use mojim_env::wire::Wire;
 use mojim_env::{Context, Error, File, Result};
 use mojim_store::stage::{WINDOW, sum};
 use mojim_store::store::Store;

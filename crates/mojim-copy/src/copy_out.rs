@@ -23,9 +23,9 @@ use std::time::Duration;
 use mojim_format::message::{COPY_PAGE, CopyBegin, CopyHave, CopyWant, Message};
 use mojim_format::{CatalogEntry, FrameKind};
 
-use crate::link::{Wire, bad};
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK, Failure, Part, Pass, Went, send};
 use crate::stream::StreamOut;
+use mojim_env::wire::{Wire, bad};
 use mojim_env::{Address, Error, Result};
 use mojim_store::store::{Pause, Store, Watch};
 

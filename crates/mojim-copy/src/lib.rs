@@ -1,0 +1,10 @@
+//! Whole copies of a volume, from one node to another.
+//!
+//! Owns how a copy travels: in which order it is sent, over which links, and how the
+//! receiver answers. Whether a copy is needed, who gives it, and what follows it is
+//! `mojim-replica`'s; where its bytes are staged is `mojim-store`'s.
+
+pub mod copy_in;
+pub mod copy_out;
+pub mod pass;
+pub mod stream;
