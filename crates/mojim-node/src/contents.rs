@@ -27,7 +27,7 @@ use mojim_protocol::History;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::{Node, lock, wait_for_last};
+use super::{Node, wait_for_last};
 use mojim_config::Volume;
 use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};
 use mojim_format::catalog::MAX_CATALOG;
@@ -171,7 +171,7 @@ impl Node {
         after: Option<After>,
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
-        if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
+        if let Some(m) = self.of(v).mirror() {
             let limit = m.committed().min(m.received.get());
             while m.store.applied() < limit {
                 let before = m.store.applied();
@@ -191,7 +191,7 @@ impl Node {
         if self.in_use(v) {
             return self.see_from_outside(v, f);
         }
-        let _look = self.look(v);
+        let _look = self.of(v).look();
         let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
         // No program is attached. Records in the primary's ring count; those that are not
         // applied yet are compared by LSN.
@@ -429,7 +429,7 @@ impl Node {
                 why.cause()
             )));
         }
-        if lock(&self.doubts).contains(&v.name) {
+        if self.of(v).known().doubt {
             return Err(Error::Busy(format!(
                 "whether node {} was promoted is not known yet: look again in some seconds",
                 self.me.name
@@ -447,22 +447,23 @@ impl Node {
         }
         {
             // Nobody here opens it meanwhile.
-            let mut mirrors = lock(&self.mirrors);
-            if let Some(m) = mirrors.get(&v.name).filter(|m| m.store.check().is_ok()) {
+            let held = self.of(v);
+            let mut place = held.place();
+            if let Some(m) = place.as_ref().filter(|m| m.store.check().is_ok()) {
                 // It was mended and opened meanwhile.
                 m.distrust();
                 return Ok(());
             }
-            if let Some(old) = mirrors.remove(&v.name) {
+            if let Some(old) = place.take() {
                 old.close();
                 let unapplied = old.store.unapplied();
                 if let Err(e) = wait_for_last(old) {
-                    lock(&self.unopened).insert(v.name.clone(), unapplied);
+                    held.known().unopened = Some(unapplied);
                     return Err(e);
                 }
             }
             Store::give_up(&self.env, &layout::store(&self.config, &self.me, v), epoch)?;
-            lock(&self.unopened).remove(&v.name);
+            held.known().unopened = None;
         }
         warn!(
             node = %self.me.name, volume = %v.name,

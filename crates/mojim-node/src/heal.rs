@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-use super::{Node, lock};
+use super::Node;
 use mojim_config::{Failover, Volume};
 use mojim_env::Result;
 use mojim_format::{State, Superblock, View};
@@ -39,13 +39,14 @@ impl Node {
     pub(super) fn heal_loop(self: Arc<Node>, v: &Volume) {
         let (mut next, mut wait) = (Duration::ZERO, AGAIN);
         let (mut said, mut seen) = (String::new(), false);
+        let held = self.of(v);
         while !self.stopping.load(Acquire) {
             self.heals
                 .wait_unless(|| self.stopping.load(Acquire), EVERY);
-            let asked = lock(&self.unsettled).remove(&v.name);
+            let asked = std::mem::take(&mut held.known().unsettled);
             let waits = self.env.now() < next;
             // A comparison does not shorten the wait after a failure.
-            let asked = asked && !(waits && lock(&self.unhealed).contains_key(&v.name));
+            let asked = asked && !(waits && held.known().unhealed.is_some());
             if waits && !asked || self.stopping.load(Acquire) {
                 continue;
             }
@@ -53,7 +54,7 @@ impl Node {
             let before = seen;
             let found = self.behind(v);
             seen = found.is_some();
-            let failed = lock(&self.unhealed).contains_key(&v.name);
+            let failed = held.known().unhealed.is_some();
             let unused = match asked || failed {
                 true => self.leads_unused(v).ok().flatten(),
                 false => None,
@@ -62,7 +63,7 @@ impl Node {
             // records are left open.
             let open = unused.is_some_and(|sb| asked || sb.logs != 0);
             if !seen && !open {
-                lock(&self.unhealed).remove(&v.name);
+                held.known().unhealed = None;
             }
             let asked = asked && open && !seen;
             let why =
@@ -74,8 +75,8 @@ impl Node {
             let done = self.heal(v, &behind);
             let now = self.env.now();
             match &done {
-                Err(e) => drop(lock(&self.unhealed).insert(v.name.clone(), e.to_string())),
-                Ok(true) => drop(lock(&self.unhealed).remove(&v.name)),
+                Err(e) => held.known().unhealed = Some(e.to_string()),
+                Ok(true) => held.known().unhealed = None,
                 Ok(false) => {}
             }
             match done {
@@ -105,14 +106,14 @@ impl Node {
     pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
         let open = v.mirror.is_some() && self.leads_unused(v)?.is_some();
         if open {
-            lock(&self.unsettled).insert(v.name.clone());
+            self.of(v).known().unsettled = true;
         }
         Ok(open)
     }
 
     /// This copy's superblock, if the copy leads, is whole, and nobody uses it.
     fn leads_unused(&self, v: &Volume) -> Result<Option<Superblock>> {
-        if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
+        if self.of(v).is_open() || self.in_use(v) {
             return Ok(None);
         }
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
@@ -143,11 +144,11 @@ impl Node {
     /// still.
     fn heal(&self, v: &Volume, behind: &str) -> Result<bool> {
         let asked = Arc::new(AtomicBool::new(false));
-        lock(&self.healing).insert(v.name.clone(), asked.clone());
+        self.of(v).known().healing = Some(asked.clone());
         let done = self.heal_until(v, behind, &|| {
             asked.load(Acquire) || self.stopping.load(Acquire)
         });
-        lock(&self.healing).remove(&v.name);
+        self.of(v).known().healing = None;
         match done {
             Err(mojim_env::Error::Busy(_)) => Ok(false),
             done => done,
@@ -180,7 +181,7 @@ impl Node {
     /// Ends healing for a program that is about to attach. Returns whether the program
     /// has to wait for that end.
     pub(super) fn give_way(&self, v: &Volume) -> bool {
-        let healing = lock(&self.healing).get(&v.name).cloned();
+        let healing = self.of(v).known().healing.clone();
         let Some(asked) = healing else { return false };
         asked.store(true, Release);
         self.heals.notify();
@@ -189,7 +190,7 @@ impl Node {
 
     /// Whether it is this node itself that is attached.
     pub(super) fn is_healing(&self, v: &Volume) -> bool {
-        lock(&self.healing).contains_key(&v.name)
+        self.of(v).known().healing.is_some()
     }
 }
 

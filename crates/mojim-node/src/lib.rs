@@ -19,9 +19,9 @@
 //! - Each log line names its node, and its volume if it is about one. The node's threads
 //!   have the `tracing` subscriber of the thread that started them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use mojim_format::{Frame, FrameKind, State};
 
 pub mod contents;
 mod heal;
+mod held;
 mod promote;
 pub mod readers;
 mod requests;
@@ -58,6 +59,8 @@ use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, StoreSpec, read_superblock};
+
+use held::{Held, lock};
 use tracing::{dispatcher, error, info, warn};
 
 /// How long a new link may take to say who it is.
@@ -83,36 +86,10 @@ pub struct Node {
     /// This machine, from which `over` makes the environments of single volumes. It holds
     /// the keys that connections over TCP are checked against.
     os: Os,
-    mirrors: Mutex<HashMap<String, Arc<Mirror>>>,
-    /// By volume: why its copy could not be opened or made persistent the last time, and
-    /// the superblock's sequence then. Another sequence now means that the copy was used
-    /// since, and voids the entry.
-    ills: Mutex<HashMap<String, (Option<u64>, Error)>>,
-    /// By volume, for copies that a program left without detaching: the superblock's
-    /// sequence when this node looked, and up to which LSN it found records; `None` if it
-    /// could not look.
-    settled: Mutex<HashMap<String, (u64, Option<u64>)>>,
-    /// How many looks this node has at each of its copies at present.
-    looks: Mutex<HashMap<String, usize>>,
-    /// What lies in the volumes' directories past Mojim.
-    looked: Mutex<strangers::Looked>,
+    /// The volumes that this node holds, by name.
+    held: BTreeMap<String, Held>,
     /// The register of views, in a cluster with enough voters.
     views: Option<Arc<dyn ViewRegister>>,
-    /// Volumes whose promotion failed, and may be agreed to in the register all the same.
-    doubts: Mutex<HashSet<String>>,
-    /// The volumes whose mirrors this node brings up to date, and whether it was asked to
-    /// give way.
-    healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
-    /// Volumes whose copies are compared, and whose last program left records that may or
-    /// may not be committed.
-    unsettled: Mutex<HashSet<String>>,
-    /// By volume: why the last try to bring its mirror up to date failed.
-    unhealed: Mutex<HashMap<String, String>>,
-    /// By volume: copies that were closed to be opened again before their links had
-    /// ended, with the LSN up to which they could not apply what they had acknowledged.
-    unopened: Mutex<HashMap<String, Option<u64>>>,
-    /// By volume: when, and why, incoming data last could not be stored for want of room.
-    uncopied: Mutex<HashMap<String, (Duration, String)>>,
     /// Wakes the threads that heal: this node stops, or a program asks it to give way.
     heals: Event,
     links: AtomicUsize,
@@ -128,10 +105,6 @@ pub struct Node {
     over: Box<dyn Fn(Os) -> Arc<dyn Env> + Send + Sync>,
     /// Has the daemon restart this node with another configuration.
     reloads: OnceLock<Box<dyn Fn(Config) + Send + Sync>>,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Makes a node's own directory, and checks that nobody else can write to the directories
@@ -159,24 +132,6 @@ pub fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Resu
         rings::note(config, me)?;
     }
     Ok(())
-}
-
-/// While this lives, the node has a copy of its own open for a look, and no program
-/// counts as attached to it.
-struct Look<'a> {
-    node: &'a Node,
-    volume: String,
-}
-
-impl Drop for Look<'_> {
-    fn drop(&mut self) {
-        let mut looks = lock(&self.node.looks);
-        let n = looks.entry(self.volume.clone()).or_default();
-        *n -= 1;
-        if *n == 0 {
-            looks.remove(&self.volume);
-        }
-    }
 }
 
 impl Node {
@@ -219,22 +174,14 @@ impl Node {
             listen(Address::Tcp(me.address))?,
             listen(Address::Unix(layout::socket(&me)))?,
         ];
+        let held = config.volumes.values().cloned();
+        let held = held.filter(|v| v.data_nodes().contains(&name));
         let node = Arc::new(Node {
             config: config.clone(),
             me,
             env,
             os,
-            mirrors: Mutex::new(HashMap::new()),
-            ills: Mutex::default(),
-            settled: Mutex::default(),
-            looks: Mutex::default(),
-            looked: Mutex::default(),
-            doubts: Mutex::default(),
-            healing: Mutex::default(),
-            unsettled: Mutex::default(),
-            unhealed: Mutex::default(),
-            unopened: Mutex::default(),
-            uncopied: Mutex::default(),
+            held: held.map(|v| (v.name.clone(), Held::new(v))).collect(),
             heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
@@ -304,50 +251,40 @@ impl Node {
     /// Remembers for status requests whether this node's copy could be used. `Busy`
     /// changes nothing: it only says that another process uses the copy.
     fn note<T>(&self, v: &Volume, how: &Result<T>) {
-        match how {
-            Ok(_) => lock(&self.ills).remove(&v.name),
-            Err(Error::Busy(_)) => None,
+        let ill = match how {
+            Ok(_) => None,
+            Err(Error::Busy(_)) => return,
             Err(e) => {
                 let found = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
                 let sequence = found.ok().flatten().map(|sb| sb.sequence);
-                lock(&self.ills).insert(v.name.clone(), (sequence, e.clone()))
+                Some((sequence, e.clone()))
             }
         };
+        self.of(v).known().ill = ill;
     }
 
-    /// Begins a look at a copy that nobody else uses: before the copy is opened, until it
-    /// is closed.
-    fn look(&self, v: &Volume) -> Look<'_> {
-        *lock(&self.looks).entry(v.name.clone()).or_default() += 1;
-        Look {
-            node: self,
-            volume: v.name.clone(),
-        }
+    /// What this node has of a volume that it holds.
+    fn of(&self, v: &Volume) -> &Held {
+        &self.held[&v.name]
     }
 
     /// Up to which LSN this node found records in a copy that a program left. `None` if
     /// it has not looked since the copy was last used, `Some(None)` if it could not look.
     fn settled(&self, v: &Volume, sequence: u64) -> Option<Option<u64>> {
-        let settled = lock(&self.settled);
-        let (at, found) = settled.get(&v.name)?;
-        (*at == sequence).then_some(*found)
+        let (at, found) = self.of(v).known().settled?;
+        (at == sequence).then_some(found)
     }
 
     /// The error that was noted for a copy, if nobody has used the copy since.
     fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<Error> {
-        let ills = lock(&self.ills);
-        let (at, why) = ills.get(&v.name)?;
+        let known = self.of(v).known();
+        let (at, why) = known.ill.as_ref()?;
         (*at == sequence).then(|| why.clone())
     }
 
     /// The volumes that this node holds.
     fn volumes(&self) -> Vec<Volume> {
-        self.config
-            .volumes
-            .values()
-            .filter(|v| v.data_nodes().contains(&self.me.name.as_str()))
-            .cloned()
-            .collect()
+        self.held.values().map(|h| h.volume.clone()).collect()
     }
 
     /// The register of a volume's views, if they change through it.
@@ -387,10 +324,12 @@ impl Node {
         for l in &self.listeners {
             l.close();
         }
-        let mirrors: Vec<_> = lock(&self.mirrors).drain().collect();
-        for (name, m) in mirrors {
-            if let Err(e) = self.close_mirror(&m) {
-                warn!(node = %self.me.name, volume = %name, "closing: {e}");
+        for held in self.held.values() {
+            let m = held.place().take();
+            if let Some(m) = m
+                && let Err(e) = self.close_mirror(&m)
+            {
+                warn!(node = %self.me.name, volume = %held.volume.name, "closing: {e}");
             }
         }
         let me = std::thread::current().id();
@@ -442,13 +381,14 @@ impl Node {
 
     /// The copy of a volume that this node keeps for a primary elsewhere.
     fn mirror(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
-        let mut mirrors = lock(&self.mirrors);
-        // `stop` closes the mirrors that are in the map when it takes the lock.
+        let held = self.of(v);
+        let mut place = held.place();
+        // `stop` closes the mirror that is there when it takes the lock.
         if self.stopping.load(SeqCst) {
             return Err(Error::Busy("this node is stopping".into()));
         }
         let mut unapplied = None;
-        if let Some(m) = mirrors.get(&v.name) {
+        if let Some(m) = &*place {
             if m.store.poisoned().is_none() {
                 return Ok(m.clone());
             }
@@ -456,15 +396,16 @@ impl Node {
             let why = m.store.poisoned().expect("just seen").cause();
             warn!(node = %self.me.name, volume = %v.name, "reopening a copy that failed: {why}");
             m.close();
-            let old = mirrors.remove(&v.name).expect("just seen");
+            let old = place.take().expect("just seen");
             unapplied = old.store.unapplied();
             if let Err(e) = wait_for_last(old) {
-                lock(&self.unopened).insert(v.name.clone(), unapplied);
+                held.known().unopened = Some(unapplied);
                 return Err(e);
             }
         }
         // What an earlier try to reopen it knew.
-        if let Some(known) = lock(&self.unopened).remove(&v.name) {
+        let earlier = held.known().unopened.take();
+        if let Some(known) = earlier {
             unapplied = unapplied.max(known);
         }
         // The copy forwards over this volume's links, which may be unencrypted.
@@ -498,8 +439,8 @@ impl Node {
             m.silence = m.silence.min(self.config.failure_limit);
         }
         let m = Arc::new(m);
-        mirrors.insert(v.name.clone(), m.clone());
-        drop(mirrors);
+        *place = Some(m.clone());
+        drop(place);
         let worker = m.clone();
         let node = self.clone();
         self.spawn("checkpoint", move || node.checkpoint_loop(&worker))?;
@@ -721,9 +662,9 @@ impl Node {
                 self.config.cluster
             )));
         }
-        self.volumes()
-            .into_iter()
-            .find(|v| v.name == volume)
+        self.held
+            .get(volume)
+            .map(|h| h.volume.clone())
             .ok_or_else(|| self.stranger(format!("node {} has no volume {volume:?}", self.me.name)))
     }
 
@@ -791,7 +732,7 @@ impl Node {
             return Err(no);
         }
         // A copy that this node leads is opened for a node that may replace it.
-        let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
+        let led = !self.of(&v).is_open() && !self.follows(&v)?;
         let m = self.mirror(&v).map_err(Refusal::from)?;
         Ok((m, h, led.then_some(v)))
     }
@@ -804,7 +745,7 @@ impl Node {
                 // The session runs, so everything that was missing has come.
                 Ok(_) if !runs && m.has_session() => {
                     runs = true;
-                    lock(&self.uncopied).remove(&hello.volume);
+                    self.held[&hello.volume].known().uncopied = None;
                 }
                 Ok(true) => {}
                 Ok(false) => {
@@ -816,7 +757,7 @@ impl Node {
                     // A poisoned copy reports its error itself.
                     if is_full(&e) && m.store.poisoned().is_none() {
                         let said = (self.env.now(), e.cause());
-                        lock(&self.uncopied).insert(hello.volume.clone(), said);
+                        self.held[&hello.volume].known().uncopied = Some(said);
                     }
                     warn!(
                         node = %self.me.name, volume = %hello.volume,
@@ -839,7 +780,7 @@ impl Node {
         volume: &str,
     ) -> Result<(Arc<Mirror>, Volume), Refusal> {
         let v = self.meant(cluster, volume)?;
-        let m = lock(&self.mirrors).get(&v.name).cloned();
+        let m = self.of(&v).mirror();
         let m = m.ok_or_else(|| Refusal {
             code: RefuseCode::StaleEpoch,
             text: "there is no session".into(),
@@ -988,12 +929,12 @@ impl Node {
                 let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
                 if !unclean
                     || self.settled(&v, sb.sequence).is_some()
-                    || lock(&self.mirrors).contains_key(&v.name)
+                    || self.of(&v).is_open()
                     || self.in_use(&v)
                 {
                     continue;
                 }
-                let look = self.look(&v);
+                let look = self.of(&v).look();
                 let opened = Store::open(&self.env, layout::store(&self.config, &self.me, &v));
                 self.note(&v, &opened);
                 match opened {
@@ -1027,7 +968,7 @@ impl Node {
                             Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
                         }
                         let found = (s.superblock().sequence, Some(before));
-                        lock(&self.settled).insert(v.name.clone(), found);
+                        self.of(&v).known().settled = Some(found);
                     }
                     Err(Error::Busy(_)) => {}
                     Err(e) => {
@@ -1035,7 +976,7 @@ impl Node {
                         // The failed attempt may have changed the sequence.
                         let now = read_superblock(&*self.env, &meta).ok().flatten();
                         let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
-                        lock(&self.settled).insert(v.name.clone(), (sequence, None));
+                        self.of(&v).known().settled = Some((sequence, None));
                     }
                 }
                 drop(look);

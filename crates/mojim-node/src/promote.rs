@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::requests::speaks_otherwise;
-use super::{Node, lock, wait_for_last};
+use super::{Node, wait_for_last};
 use mojim_config::Volume;
 use mojim_env::{Error, Result};
 use mojim_replica::holders::Peer;
@@ -70,12 +70,12 @@ impl Node {
             self.check_own(v, |s| check_primary(&reg, s, layout::rule(v).local))?;
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
-        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let opened = !self.of(v).is_open() && !self.follows(v)?;
         let m = self.mirror_unserved(v)?;
         // No reference to the copy is kept here: it is handed over once the last one is
         // dropped.
         let done = self.promote_mirror(v, views, &reg, m, force, mine);
-        let m = lock(&self.mirrors).get(&v.name).cloned();
+        let m = self.of(v).mirror();
         if let Some(m) = m.filter(|_| opened && done.is_err()) {
             self.let_go_of_mirror(v, m);
         }
@@ -128,7 +128,7 @@ impl Node {
     /// that a program serves passes.
     fn check_own(&self, v: &Volume, check: impl FnOnce(&Store) -> Result<()>) -> Result<()> {
         let open = || {
-            let kept = lock(&self.mirrors).get(&v.name).cloned();
+            let kept = self.of(v).mirror();
             kept.map_or_else(
                 || {
                     let spec = layout::store(&self.config, &self.me, v);
@@ -209,7 +209,7 @@ impl Node {
         };
         if done.is_err() {
             // The register may have agreed all the same, or do so later: the watch asks it.
-            lock(&self.doubts).insert(v.name.clone());
+            self.of(v).known().doubt = true;
         }
         let Some((epoch, last)) = done? else {
             return Err(Error::Busy("the view changed meanwhile; look again".into()));
@@ -227,9 +227,9 @@ impl Node {
         if let Some(views) = self.register(v) {
             return self.promote_by_register(v, &*views, force);
         }
-        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let opened = !self.of(v).is_open() && !self.follows(v)?;
         let done = self.promote_by_hand(v, force);
-        let m = lock(&self.mirrors).get(&v.name).cloned();
+        let m = self.of(v).mirror();
         if let Some(m) = m.filter(|_| opened && done.is_err()) {
             self.let_go_of_mirror(v, m);
         }
@@ -240,14 +240,14 @@ impl Node {
     /// a program of this node can attach again.
     pub(super) fn let_go_of_mirror(&self, v: &Volume, m: Arc<Mirror>) {
         // Until it is closed its lock is held, but by no program.
-        let _look = self.look(v);
-        let mut mirrors = lock(&self.mirrors);
-        let is_it = mirrors.get(&v.name).is_some_and(|now| Arc::ptr_eq(now, &m));
+        let _look = self.of(v).look();
+        let mut place = self.of(v).place();
+        let is_it = place.as_ref().is_some_and(|now| Arc::ptr_eq(now, &m));
         if !is_it || m.has_session() {
             return;
         }
-        mirrors.remove(&v.name);
-        drop(mirrors);
+        *place = None;
+        drop(place);
         if let Err(e) = self.close_mirror(&m).and_then(|()| wait_for_last(m)) {
             warn!(node = %self.me.name, volume = %v.name, "closing a copy: {e}");
         }

@@ -23,8 +23,8 @@ use mojim_format::State;
 use mojim_format::catalog::CatalogEntry;
 use serde_json::{Value, json};
 
+use super::Node;
 use super::requests::MAX_WAIT;
-use super::{Node, lock};
 use mojim_config::{Mode, Volume};
 use mojim_env::{Context, Error, Result};
 use mojim_replica::client::READ_PAGES;
@@ -47,8 +47,8 @@ const SLICE: Duration = Duration::from_millis(100);
 impl Node {
     /// The copy that this node keeps for a primary elsewhere.
     fn followed(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
-        if let Some(m) = lock(&self.mirrors).get(&v.name) {
-            return Ok(m.clone());
+        if let Some(m) = self.of(v).mirror() {
+            return Ok(m);
         }
         if self.follows(v)? {
             return self.mirror(v);
@@ -66,7 +66,7 @@ impl Node {
             return Ok(());
         }
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
-        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let mirror = self.of(v).mirror();
         if self.role(v, sb.as_ref(), mirror.as_deref()) == "mirror" {
             return Err(Error::Invalid(format!(
                 "volume {} is in mode sync-disk: nobody reads on its mirror {}. Read on a backup, or choose mode sync",

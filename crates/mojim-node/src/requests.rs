@@ -13,7 +13,7 @@ use mojim_format::{Frame, FrameKind, State, Superblock};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
-use super::{Node, is_full, lock};
+use super::{Node, is_full};
 use mojim_config::{Config, Volume};
 use mojim_env::wire::Wire;
 use mojim_env::{Error, OpenHow, Proof, Result};
@@ -225,9 +225,8 @@ impl Node {
 
     /// A volume that this node holds.
     fn held(&self, name: &str) -> Result<Volume> {
-        let mut all = self.volumes().into_iter();
-        all.find(|v| v.name == name)
-            .ok_or_else(|| Error::NotFound(format!("node {} has no volume {name:?}", self.me.name)))
+        let held = self.held.get(name).map(|h| h.volume.clone());
+        held.ok_or_else(|| Error::NotFound(format!("node {} has no volume {name:?}", self.me.name)))
     }
 
     /// A volume of the cluster, whichever nodes hold it.
@@ -349,9 +348,7 @@ impl Node {
         let view = sb.map(|sb| sb.view).filter(|view| view.epoch > 0);
         let ready = match (&primary, view) {
             (Some(p), Some(view)) => {
-                *p == self.me.name
-                    && view.primary == self.me.name
-                    && !lock(&self.mirrors).contains_key(&v.name)
+                *p == self.me.name && view.primary == self.me.name && !self.of(v).is_open()
             }
             // This node is the register's primary, but its copy is gone: an attach
             // fetches the mirror's. If the configuration names another node, this node
@@ -377,13 +374,14 @@ impl Node {
 
     /// Whether a program is attached here as primary: it holds the lock.
     pub(super) fn attached(&self, v: &Volume) -> bool {
-        !lock(&self.looks).contains_key(&v.name) && self.in_use(v)
+        let looks = self.of(v).known().looks;
+        looks == 0 && self.in_use(v)
     }
 
     /// Whether this node's copy cannot be opened now: a program is attached, or this node
     /// has a look at it.
     pub(super) fn in_use(&self, v: &Volume) -> bool {
-        if lock(&self.mirrors).contains_key(&v.name) {
+        if self.of(v).is_open() {
             return false;
         }
         let path = layout::meta_dir(&self.me, &v.name).join("lock");
@@ -448,7 +446,7 @@ impl Node {
 
     /// What this node's copy has.
     fn standing(&self, v: &Volume) -> Standing {
-        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let mirror = self.of(v).mirror();
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
         self.standing_of(v, &sb, mirror.as_deref())
     }
@@ -535,7 +533,7 @@ impl Node {
 
     /// All that is known of a volume here, for `mojim status`.
     fn status(&self, v: &Volume, register: bool) -> Result<Value> {
-        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let mirror = self.of(v).mirror();
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
         let s = self.standing_of(v, &sb, mirror.as_deref());
         let sb = sb.ok().flatten();
@@ -587,13 +585,13 @@ impl Node {
             };
         }
         match mirror {
-            Some(m) => self.status_of_open(&m, &sb, &mut out),
+            Some(m) => self.status_of_open(v, &m, &sb, &mut out),
             None => self.status_of_closed(v, &sb, s.attached, &mut out),
         }
         Ok(out)
     }
 
-    fn status_of_open(&self, m: &Mirror, sb: &Superblock, out: &mut Value) {
+    fn status_of_open(&self, v: &Volume, m: &Mirror, sb: &Superblock, out: &mut Value) {
         if let Some(c) = m.store.progress.get(self.env.now()) {
             out["copy"] = json!({
                 "running": c.running,
@@ -623,11 +621,12 @@ impl Node {
             }
             None => json!({ "up": false }),
         };
-        if let Some((when, why)) = lock(&self.uncopied).get(&m.store.spec().volume)
+        let uncopied = self.of(v).known().uncopied.clone();
+        if let Some((when, why)) = uncopied
             && out["link"]["up"] == false
             && !m.store.is_loading()
         {
-            let ago = self.env.now().saturating_sub(*when).as_secs();
+            let ago = self.env.now().saturating_sub(when).as_secs();
             out["copy_error"] = json!({ "text": why, "seconds_ago": ago });
         }
         let mut backups = m.backups.progress();
@@ -660,7 +659,8 @@ impl Node {
         if healing {
             out["healing"] = json!(true);
         }
-        if let Some(why) = lock(&self.unhealed).get(&v.name) {
+        let unhealed = self.of(v).known().unhealed.clone();
+        if let Some(why) = unhealed {
             out["heal_error"] = json!(why);
         }
         if sb.logs == 0 {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use mojim_format::{State, Superblock};
 use serde_json::{Value, json};
 
-use super::{Node, lock};
+use super::Node;
 use mojim_config::Volume;
 use mojim_replica::layout;
 use mojim_store::log::Live;
@@ -31,23 +31,19 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// Most files that an answer names.
 const MOST_NAMED: usize = 1000;
 
-/// What was found last, and whether it is looked for just now.
-#[derive(Debug, Default)]
-pub(super) struct Looked {
-    now: HashSet<String>,
-    last: HashMap<String, Option<Value>>,
-}
-
 impl Node {
     /// What is not as the catalogue has it, if anything. `sb` is the copy's superblock.
     pub(super) fn strangers(&self, v: &Volume, sb: &Superblock) -> Option<Value> {
-        if !lock(&self.looked).now.insert(v.name.clone()) {
-            return lock(&self.looked).last.get(&v.name).cloned().flatten();
+        let held = self.of(v);
+        let mut known = held.known();
+        if std::mem::replace(&mut known.looks_for_strangers, true) {
+            return known.strangers.clone();
         }
+        drop(known);
         let found = self.look_for_strangers(v, sb);
-        let mut looked = lock(&self.looked);
-        looked.now.remove(&v.name);
-        looked.last.insert(v.name.clone(), found.clone());
+        let mut known = held.known();
+        known.looks_for_strangers = false;
+        known.strangers.clone_from(&found);
         found
     }
 
@@ -81,7 +77,7 @@ impl Node {
 
     /// Up to where everything is applied, if nothing waits to be: only then are sizes known.
     fn at_rest(&self, v: &Volume, sb: &Superblock) -> Option<u64> {
-        if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
+        if let Some(m) = self.of(v).mirror() {
             let applied = m.store.applied();
             return (m.store.poisoned().is_none() && applied == m.tail_now()).then_some(applied);
         }

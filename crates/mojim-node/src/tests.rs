@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use mojim::{MapFlags, Volume};
@@ -23,7 +23,8 @@ use mojim_store::store::Store;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Node, lock};
+use super::Node;
+use super::held::lock;
 
 /// Another node's daemon, which answers what the test has it say of its copy; it is down as
 /// long as that is nothing.
@@ -91,7 +92,7 @@ impl Peer {
             let listener = Listener::bind(&self.at).unwrap();
             let (says, stop) = (self.says.clone(), self.stop.clone());
             stop.store(false, SeqCst);
-            *thread = Some(std::thread::spawn(move || {
+            *thread = Some(thread::spawn(move || {
                 Peer::serve(&listener, &says, &stop);
             }));
         }
@@ -189,7 +190,11 @@ directory = "{at}/c"
     }
 
     fn start_as(&self, name: &str) -> Running {
-        let node = Node::start(&self.config, name, None).unwrap();
+        self.run(name, |name| Node::start(&self.config, name, None).unwrap())
+    }
+
+    fn run(&self, name: &str, start: impl FnOnce(&str) -> Arc<Node>) -> Running {
+        let node = start(name);
         let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
         let socket = Address::Unix(layout::socket(self.config.node(name).unwrap()));
         Running { node, env, socket }
@@ -367,7 +372,7 @@ fn other_bytes_as_of_the_same_lsn_begin_readers_anew() {
 
     // Opened again, as by a daemon that is started again; twice, without another copy.
     let opened = |shown: &Value| {
-        let old = lock(&c.node.mirrors).remove("v").unwrap();
+        let old = c.node.held["v"].place().take().unwrap();
         old.close();
         super::wait_for_last(old).unwrap();
         assert_eq!(store().applied(), 3);
@@ -382,6 +387,40 @@ fn other_bytes_as_of_the_same_lsn_begin_readers_anew() {
         matches!(back, Err(Error::Answered { errno, .. }) if errno == libc::EBUSY),
         "{back:?}"
     );
+}
+
+/// One lock was held over all copies of a node while one of them was opened, which reads its
+/// whole log: the node's other volumes were neither followed nor answered for meanwhile.
+#[test]
+fn a_copy_that_is_being_opened_holds_up_no_other_volume() {
+    let mut p = Place::new();
+    let mut w = p.config.volumes["v"].clone();
+    w.name = "w".into();
+    p.config.volumes.insert("w".into(), w);
+    let (begun, begins) = mpsc::channel();
+    let (go, goes) = mpsc::channel::<()>();
+    let goes = Mutex::new(goes);
+    let over = move |os: Os| -> Arc<dyn Env> {
+        if thread::current().name() == Some("slow") {
+            begun.send(()).unwrap();
+            let _ = lock(&goes).recv();
+        }
+        Arc::new(os)
+    };
+    let c = p.run("c", |name| {
+        Node::start_over(&p.config, name, None, over).unwrap()
+    });
+    let old = c.node.held["v"].place().take().unwrap();
+    old.close();
+    super::wait_for_last(old).unwrap();
+    let (node, v) = (c.node.clone(), p.config.volumes["v"].clone());
+    let slow = thread::Builder::new().name("slow".into());
+    let slow = slow.spawn(move || node.mirror(&v).map(drop)).unwrap();
+    begins.recv().unwrap();
+    let other = c.ask(&Request::Standing { volume: "w".into() });
+    drop(go);
+    slow.join().unwrap().unwrap();
+    assert!(other.is_ok(), "{other:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::requests::speaks_otherwise;
-use super::{Node, is_full, lock, wait_for_last};
+use super::{Node, is_full, wait_for_last};
 use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
 use mojim_replica::client::Client;
@@ -75,7 +75,7 @@ impl Node {
             let Some(m) = self.watched(v, &mut w) else {
                 continue;
             };
-            w.doubt |= lock(&self.doubts).remove(&v.name);
+            w.doubt |= std::mem::take(&mut self.of(v).known().doubt);
             if m.live_primary().is_some() {
                 w.timer.heard();
                 // It is in an epoch that what the register may still do does not outdo.
@@ -104,7 +104,7 @@ impl Node {
     /// The copy that follows the primary, opened again if it failed. `None`: look again
     /// later.
     fn watched(self: &Arc<Node>, v: &Volume, w: &mut Watch) -> Option<Arc<Mirror>> {
-        let Some(m) = lock(&self.mirrors).get(&v.name).cloned() else {
+        let Some(m) = self.of(v).mirror() else {
             w.heard = self.env.now();
             // A copy that could not be opened, for instance because its disk was full.
             if w.heard >= w.again && self.found_no_room(v) {
@@ -181,10 +181,10 @@ impl Node {
     /// may pass: no room, or links that had not ended. Other damage does not pass, so it
     /// is not retried.
     fn found_no_room(&self, v: &Volume) -> bool {
-        let full = lock(&self.ills)
-            .get(&v.name)
-            .is_some_and(|(_, e)| is_full(e));
-        let passes = full || lock(&self.unopened).contains_key(&v.name);
+        let passes = {
+            let known = self.of(v).known();
+            known.ill.as_ref().is_some_and(|(_, e)| is_full(e)) || known.unopened.is_some()
+        };
         passes && self.follows(v).unwrap_or(false) && !self.in_use(v)
     }
 
@@ -304,7 +304,7 @@ impl Node {
         m.close();
         if !v.backups.is_empty() {
             // A thread that forwards still reads the ring, which the program writes to.
-            lock(&self.mirrors).remove(&v.name);
+            *self.of(v).place() = None;
             let closed = m.store.close_clean(last);
             let closed = closed.and_then(|()| wait_for_last(m));
             self.handed.fetch_add(1, SeqCst);
@@ -312,11 +312,11 @@ impl Node {
             return closed;
         }
         let closed = m.store.close_for_next(last);
-        let mut mirrors = lock(&self.mirrors);
+        let mut place = self.of(v).place();
         // Links and threads that have not ended yet find the copy closed.
         m.store.release_lock();
-        mirrors.remove(&v.name);
-        drop(mirrors);
+        *place = None;
+        drop(place);
         self.handed.fetch_add(1, SeqCst);
         self.posts.notify();
         closed

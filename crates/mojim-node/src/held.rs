@@ -1,0 +1,114 @@
+//! What a node has of one volume: its copy while it follows, and what it knows of that copy.
+//!
+//! Owns both, with their locks. There is one `Held` for each volume that the node holds,
+//! from the node's start to its end, so looking it up needs no lock.
+//!
+//! Invariants:
+//! - The order of locks is `mirror`, then `known`. A thread holds those of one volume only:
+//!   no volume waits for what is done with another.
+//! - `mirror` is held for as long as a copy is opened, closed to be opened again, or given
+//!   up: nobody else opens it meanwhile.
+//! - `known` is held for one look or change. Nothing else is locked, asked or read from a
+//!   disk meanwhile.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use mojim_config::Volume;
+use mojim_env::Error;
+use mojim_replica::mirror::Mirror;
+
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A volume that this node holds.
+pub(crate) struct Held {
+    /// Its configuration.
+    pub(crate) volume: Volume,
+    mirror: Mutex<Option<Arc<Mirror>>>,
+    known: Mutex<Known>,
+}
+
+/// What a node knows of a volume's copy, beside what the copy says itself.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Why the copy could not be opened or made persistent the last time, and the
+    /// superblock's sequence then. Another sequence now means that the copy was used
+    /// since, and voids this.
+    pub(crate) ill: Option<(Option<u64>, Error)>,
+    /// If a program left the copy without detaching: the superblock's sequence when this
+    /// node looked, and up to which LSN it found records; `None` if it could not look.
+    pub(crate) settled: Option<(u64, Option<u64>)>,
+    /// How many looks this node has at the copy at present.
+    pub(crate) looks: usize,
+    /// What lies in the volume's directory past Mojim, as last found.
+    pub(crate) strangers: Option<Value>,
+    /// Strangers are looked for just now.
+    pub(crate) looks_for_strangers: bool,
+    /// A promotion failed, and may be agreed to in the register all the same.
+    pub(crate) doubt: bool,
+    /// This node brings the mirror up to date, and whether it was asked to give way.
+    pub(crate) healing: Option<Arc<AtomicBool>>,
+    /// Copies are compared, and the last program left records that may or may not be
+    /// committed.
+    pub(crate) unsettled: bool,
+    /// Why the last try to bring the mirror up to date failed.
+    pub(crate) unhealed: Option<String>,
+    /// The copy was closed to be opened again before its links had ended, with the LSN up
+    /// to which it could not apply what it had acknowledged.
+    pub(crate) unopened: Option<Option<u64>>,
+    /// When, and why, incoming data last could not be stored for want of room.
+    pub(crate) uncopied: Option<(Duration, String)>,
+}
+
+impl Held {
+    pub(crate) fn new(volume: Volume) -> Held {
+        Held {
+            volume,
+            mirror: Mutex::default(),
+            known: Mutex::default(),
+        }
+    }
+
+    /// The copy that this node keeps for a primary elsewhere, if it is open. Waits while
+    /// it is opened or closed.
+    pub(crate) fn mirror(&self) -> Option<Arc<Mirror>> {
+        lock(&self.mirror).clone()
+    }
+
+    /// Whether this node has its copy open to follow.
+    pub(crate) fn is_open(&self) -> bool {
+        lock(&self.mirror).is_some()
+    }
+
+    /// The copy's place, for opening and closing it.
+    pub(crate) fn place(&self) -> MutexGuard<'_, Option<Arc<Mirror>>> {
+        lock(&self.mirror)
+    }
+
+    /// What is known of it.
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+
+    /// Begins a look at a copy that nobody else uses: before the copy is opened, until it
+    /// is closed.
+    pub(crate) fn look(&self) -> Look<'_> {
+        self.known().looks += 1;
+        Look(self)
+    }
+}
+
+/// While this lives, the node has a copy of its own open for a look, and no program
+/// counts as attached to it.
+pub(crate) struct Look<'a>(&'a Held);
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        self.0.known().looks -= 1;
+    }
+}
