@@ -180,15 +180,30 @@ pub(crate) fn xattr(reply: ReplyXattr, size: u32, done: Result<Vec<u8>>) {
 
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // `fuser` adds FUSE_ASYNC_READ (several reads ahead at once: a page is locked until its answer
+        // is in, and writes of it wait for that) and FUSE_BIG_WRITES.
         let wanted = [
+            // Cached bytes stay though a size or time changes: only calls through this mount change
+            // them, and `Shared::add_stale` names the exceptions.
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            // `Writing::kill`, `Fs::set` and `Fs::allocate` take set-ID bits; capabilities the kernel
+            // takes itself, by REMOVEXATTR.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            // Attributes come with names. The kernel drops those that are older than what it knows.
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
+            // The lock of `Fs::state` orders calls on one directory.
             InitFlags::FUSE_PARALLEL_DIROPS,
+            // The target of a link never changes, and its number is not given again.
             InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_ASYNC_DIO,
         ];
+        // Not asked for:
+        // - FUSE_ASYNC_DIO. Cached pages are then dropped before a write by libaio and O_DIRECT alone,
+        //   not after it: a page that is read meanwhile keeps its old bytes, and they come back.
+        // - FUSE_WRITEBACK_CACHE. Writes would come late, and the kernel would own sizes and times.
+        // - FUSE_ATOMIC_O_TRUNC. A truncation is a SETATTR, which is checked and waits for room.
+        // - FUSE_POSIX_LOCKS, FUSE_FLOCK_LOCKS: locks are this machine's, and the kernel keeps them.
+        // - FUSE_POSIX_ACL: lists would be kept, and not enforced.
         for flag in wanted {
             // What a kernel lacks costs time only.
             let _ = config.add_capabilities(flag);
@@ -350,6 +365,9 @@ impl Filesystem for Server {
     fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         match self.fs(req).open_file(ino.0) {
             Ok(()) => {
+                // Every opening of a file has its cached pages, coherent whatever way bytes go:
+                // FOPEN_DIRECT_IO and FOPEN_PASSTHROUGH beside cached openings are not. They stay from
+                // one opening to the next unless the kernel may know what is not so.
                 let keeps = match self.shared.stale_has(ino.0) {
                     true => FopenFlags::empty(),
                     false => FopenFlags::FOPEN_KEEP_CACHE,
@@ -374,6 +392,7 @@ impl Filesystem for Server {
         match fs.make_file(parent.0, name, mode & !umask, asker(req), true) {
             Ok(s) => {
                 fs.tell(s.ino);
+                // Nothing of a new file is cached.
                 let kept = FopenFlags::FOPEN_KEEP_CACHE;
                 reply.created(&ALWAYS, &attr(&s), Generation(0), FileHandle(0), kept);
             }
@@ -474,6 +493,7 @@ impl Filesystem for Server {
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let fh = self.next.fetch_add(1, Relaxed);
+        // No FOPEN_CACHE_DIR: a listing is asked for each time.
         reply.opened(FileHandle(fh), FopenFlags::empty());
     }
 

@@ -374,12 +374,13 @@ const READ_ONLY: fuser::Errno = fuser::Errno::EROFS;
 
 impl Filesystem for Server {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // As in `fuse`; FUSE_ASYNC_DIO is not asked for here either, though nothing is written.
         let wanted = [
+            // The pages of private mappings are dropped when a size or time changes.
             InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
         ];
         for flag in wanted {
             // What a kernel lacks costs time only.
@@ -421,6 +422,7 @@ impl Filesystem for Server {
             return reply.error(READ_ONLY);
         }
         match self.shows.open(ino.0) {
+            // The kernel keeps no bytes: each read asks the node. Shared mappings are refused by it.
             Ok(n) => reply.opened(FileHandle(n.into()), FopenFlags::FOPEN_DIRECT_IO),
             Err(e) => reply.error(no(e)),
         }
