@@ -1,6 +1,6 @@
 //! Files, directories and locks.
 //!
-//! Owns the descriptors of open files, and this process's list of held locks.
+//! Owns the descriptors of open files, and the mappings that hold locks.
 //!
 //! Invariants:
 //! - A file opened `durable` has `O_DSYNC`, and `O_DIRECT` where the file
@@ -8,12 +8,12 @@
 //!   and durability is `O_DSYNC`'s.
 //! - Nothing here uses a descriptor's file position for reading or writing.
 //! - A file opened `plain` is a regular one, and lies at the path itself.
-//! - A lock file is opened only by [`Lock::take`], and not at all while this
-//!   process holds it: closing any descriptor of it would release the lock.
+//! - A lock is released by its holder's end only, whatever else is opened, closed or forked.
 
 use super::error;
+use mojim_env::threads::SignalsWait;
 use mojim_env::{File, NotPlain, OpenHow, descriptors};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const DIR_MODE: Mode = Mode::from_raw_mode(0o755);
@@ -31,6 +31,8 @@ const DIR_MODE: Mode = Mode::from_raw_mode(0o755);
 const USUAL_SECTOR: usize = 4096;
 /// [`mojim_env::Env::sector`] is never less.
 const LEAST_SECTOR: usize = 512;
+/// Bytes of stack of the thread that takes a lock.
+const STACK: usize = 128 << 10;
 
 /// An open file.
 #[derive(Debug)]
@@ -503,11 +505,11 @@ pub(super) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     read_start_of(&fd, most)
 }
 
-fn read_start_of(fd: &OwnedFd, most: usize) -> io::Result<Vec<u8>> {
+fn read_start_of(fd: impl AsFd, most: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; most];
     let mut len = 0;
     while len < most {
-        match retry_on_intr(|| rustix::io::pread(fd, &mut bytes[len..], len as u64))? {
+        match retry_on_intr(|| rustix::io::pread(&fd, &mut bytes[len..], len as u64))? {
             0 => break,
             n => len += n,
         }
@@ -518,35 +520,32 @@ fn read_start_of(fd: &OwnedFd, most: usize) -> io::Result<Vec<u8>> {
 
 /// A file that only one holder in one process has locked.
 ///
-/// It is a POSIX record lock, since those belong to exactly one process: they
-/// end with it and a forked child does not keep them, as it would with
-/// `flock`, whose locks belong to the open file that the child shares. Two
-/// things about record locks are made good by the list [`HELD`]: they do not
-/// exclude within a process, and closing any descriptor of the file releases
-/// them.
+/// It is an open file description lock (`F_OFD_SETLK`), and a mapping of one page that no child
+/// inherits is all that keeps the description. So the lock belongs to exactly this process's
+/// memory: it is released with this value, with the process, and by `exec`, and by nothing else.
+/// - A POSIX record lock would go as soon as any code of the process closes any descriptor of the
+///   file, as a backup does that reads the node's directory.
+/// - Held by a descriptor, the lock would outlive a killed process in a forked child that has the
+///   descriptor, too.
 ///
-/// After a fork the list does not count in the child (its entries name another process).
-/// A child that was forked while another thread was in [`Lock::take`] must not take locks
-/// itself.
+/// The two kinds exclude each other: a node of an older build, which takes a record lock, is refused,
+/// and refuses.
+///
+/// The descriptor is open for a moment only, in a thread with a table of descriptors of its own: a
+/// process that another thread forks meanwhile does not get it. What is left is a fork between the
+/// two calls that map the page and exclude it from children: until such a child ends or
+/// becomes another program, it keeps the lock.
 #[derive(Debug)]
 pub(super) struct Lock {
-    fd: Option<OwnedFd>,
-    held: Held,
-}
-
-/// A lock of process `pid` on a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
-    device: u64,
-    inode: u64,
+    /// Never read.
+    page: *mut std::ffi::c_void,
     pid: i32,
 }
 
-static HELD: Mutex<Vec<Held>> = Mutex::new(Vec::new());
-
-fn held() -> MutexGuard<'static, Vec<Held>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
-}
+// SAFETY: an address that nobody reads or writes.
+unsafe impl Send for Lock {}
+// SAFETY: as above.
+unsafe impl Sync for Lock {}
 
 fn our_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
@@ -559,95 +558,128 @@ fn process_name(pid: i32) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
+/// What came of trying to lock a file.
+enum Tried {
+    Locked(Lock),
+    /// The process with a record lock, if it is one; and what the file says.
+    Held(Option<i32>, Vec<u8>),
+    /// It was removed before it was locked: others would lock another file of this name.
+    Removed,
+}
+
 impl Lock {
     pub(super) fn take(path: &Path) -> io::Result<Lock> {
         let pid = our_pid();
-        // Held to the end: between the look at the list and the open no other thread may
-        // take this lock, or our close on failure would release it.
-        let mut all = held();
-        all.retain(|h| h.pid == pid);
+        let text = format!("{pid} {}\n", process_name(pid).unwrap_or_default());
         loop {
-            match fs::lstat(path) {
-                Ok(s) if all.contains(&Held::of(&s, pid)) => {
-                    return Err(taken(Some(pid), process_name(pid)));
-                }
-                Ok(_) | Err(Errno::NOENT) => {}
-                Err(e) => return Err(e.into()),
+            match Lock::try_apart(path, &text)? {
+                Tried::Locked(lock) => return Ok(lock),
+                Tried::Held(pid, text) => return Err(contended(pid, &text)),
+                Tried::Removed => {}
             }
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let open = || {
-                let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
-                let id = Held::of(&fs::fstat(&fd)?, pid);
-                if all.contains(&id) {
-                    // Renamed into place between the two calls. Not closing it
-                    // keeps the lock.
-                    std::mem::forget(fd);
-                    return Ok(None);
-                }
-                Ok(Some((descriptors::above(fd)?, id)))
-            };
-            let Some((fd, id)) = with_reserve(|| descriptors::opening(open))? else {
-                return Err(taken(Some(pid), process_name(pid)));
-            };
-            match fs::fcntl_lock(&fd, fs::FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::AGAIN | Errno::ACCESS) => return Err(contended(&fd)),
-                Err(e) => return Err(e.into()),
-            }
-            // Someone may have removed the file before we had the lock: then
-            // others would lock another file of this name.
-            match fs::lstat(path) {
-                Ok(s) if Held::of(&s, pid) == id => {}
-                Ok(_) | Err(Errno::NOENT) => continue,
-                Err(e) => return Err(e.into()),
-            }
-            let text = format!("{pid} {}\n", process_name(pid).unwrap_or_default());
-            fs::ftruncate(&fd, 0)?;
-            rustix::io::pwrite(&fd, text.as_bytes(), 0)?;
-            all.push(id);
-            return Ok(Lock {
-                fd: Some(fd),
-                held: id,
-            });
         }
+    }
+
+    /// One attempt, in a thread with its own table of descriptors if that can be had.
+    fn try_apart(path: &Path, text: &str) -> io::Result<Tried> {
+        let apart = || {
+            let all = libc::c_uint::MAX;
+            // SAFETY: gives this thread, which has opened nothing, an empty table.
+            let done =
+                unsafe { libc::syscall(libc::SYS_close_range, 0, all, libc::CLOSE_RANGE_UNSHARE) };
+            Lock::attempt(path, text, done == 0)
+        };
+        let done = std::thread::scope(|s| {
+            // It runs no signal handler of the program.
+            let _quiet = SignalsWait::begin_but_faults();
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            let thread = thread.spawn_scoped(s, apart).ok()?;
+            Some(thread.join().expect("an attempt does not panic"))
+        });
+        done.unwrap_or_else(|| Lock::attempt(path, text, false))
+    }
+
+    /// `apart`: the calling thread has a table of descriptors of its own, which ends with it. A
+    /// descriptor of such a table is not closed through the C library: under an interposer its
+    /// number would be taken for one of the program's.
+    fn attempt(path: &Path, text: &str, apart: bool) -> io::Result<Tried> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = || retry_on_intr(|| fs::open(path, flags, FILE_MODE));
+        if apart {
+            let fd = std::mem::ManuallyDrop::new(open()?);
+            return Lock::try_on(fd.as_fd(), path, text);
+        }
+        let fd = with_reserve(|| descriptors::open(open))?;
+        Lock::try_on(fd.as_fd(), path, text)
+    }
+
+    fn try_on(fd: BorrowedFd, path: &Path, text: &str) -> io::Result<Tried> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+        let len = rustix::param::page_size();
+        // SAFETY: a new mapping, which nobody reads: the file may be empty.
+        let page = unsafe {
+            let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE);
+            mmap(std::ptr::null_mut(), len, none, private, fd, 0)?
+        };
+        let pid = our_pid();
+        let lock = Lock { page, pid };
+        // SAFETY: the mapping that was just made.
+        unsafe { madvise(page, len, Advice::LinuxDontFork)? };
+        match ofd(fd, libc::F_OFD_SETLK) {
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let held = ofd(fd, libc::F_OFD_GETLK)?;
+                let by_record = held.l_type != libc::F_UNLCK as i16 && held.l_pid > 0;
+                let pid = by_record.then_some(held.l_pid);
+                return Ok(Tried::Held(pid, read_start_of(fd, 64).unwrap_or_default()));
+            }
+            Err(e) => return Err(e.into()),
+        }
+        let own = fs::fstat(fd)?;
+        match fs::lstat(path) {
+            Ok(s) if (s.st_dev, s.st_ino) == (own.st_dev, own.st_ino) => {}
+            Ok(_) | Err(Errno::NOENT) => return Ok(Tried::Removed),
+            Err(e) => return Err(e.into()),
+        }
+        fs::ftruncate(fd, 0)?;
+        rustix::io::pwrite(fd, text.as_bytes(), 0)?;
+        Ok(Tried::Locked(lock))
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // In a forked child the lock is not ours, and closing does it no harm.
-        if self.held.pid == our_pid() {
-            let mut all = held();
-            self.fd = None;
-            all.retain(|h| *h != self.held);
+        // In a forked child the page is not there, and its address may be another's.
+        if self.pid == our_pid() {
+            // SAFETY: our own mapping.
+            let done = unsafe { rustix::mm::munmap(self.page, rustix::param::page_size()) };
+            debug_assert!(done.is_ok(), "a mapping of our own: {done:?}");
         }
     }
 }
 
-impl Held {
-    fn of(s: &fs::Stat, pid: i32) -> Held {
-        Held {
-            device: s.st_dev,
-            inode: s.st_ino,
-            pid,
-        }
+/// A command for locks of open file descriptions, on the whole file. By a raw call: an interposer
+/// answers the program's own.
+fn ofd(fd: BorrowedFd, command: libc::c_int) -> Result<libc::flock, Errno> {
+    // SAFETY: may be all zeros; `l_pid` must be.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    // SAFETY: a descriptor that is open, and a lock of ours.
+    match unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), command, &raw mut lock) } {
+        0 => Ok(lock),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 
-/// Who holds the lock that we did not get.
-fn contended(fd: &OwnedFd) -> io::Error {
-    use rustix::process::{Flock, FlockType, fcntl_getlk};
-    let pid = match fcntl_getlk(fd, &Flock::from(FlockType::WriteLock)) {
-        Ok(Some(lock)) => lock.pid.map(|p| p.as_raw_nonzero().get()),
-        _ => None,
-    };
-    let text = read_start_of(fd, 64).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+/// Who holds the lock that we did not get. `pid`: of a record lock, as this process sees it.
+fn contended(pid: Option<i32>, text: &[u8]) -> io::Error {
+    let text = String::from_utf8_lossy(text);
     let (written, name) = text.trim_end().split_once(' ').unwrap_or(("", ""));
     let written = written.parse::<i32>().ok();
     match (pid, written) {
-        // The kernel does not tell of holders in other pid name spaces or on
-        // other hosts; what they wrote is their own view.
+        // The kernel does not tell of other holders; what they wrote is their own view, which may
+        // be of another pid name space or host.
         (None, Some(_)) => taken(written, Some(name.to_owned())),
         (Some(pid), Some(w)) if w == pid => taken(Some(pid), Some(name.to_owned())),
         (Some(pid), _) => taken(Some(pid), process_name(pid)),
@@ -869,6 +901,8 @@ mod tests {
     }
 
     const HELPER: &str = "MOJIM_TEST_LOCK";
+    /// "record": a record lock, as earlier builds took it. "forks": a child that lives on is made.
+    const KIND: &str = "MOJIM_TEST_LOCK_KIND";
 
     /// Not a test by itself: the other process of the tests below.
     #[test]
@@ -876,7 +910,29 @@ mod tests {
         let Some(path) = std::env::var_os(HELPER) else {
             return;
         };
-        let got = Os::new().unwrap().lock(Path::new(&path));
+        let path = Path::new(&path);
+        let kind = std::env::var(KIND).unwrap_or_default();
+        let got: io::Result<Box<dyn std::any::Any>> = match kind.as_str() {
+            // As earlier builds took it.
+            "record" => {
+                let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+                let done = fs::fcntl_lock(&file, fs::FlockOperation::NonBlockingLockExclusive);
+                done.map(|()| Box::new(file) as _).map_err(Into::into)
+            }
+            _ => Os::new().unwrap().lock(path).map(|l| Box::new(l) as _),
+        };
+        if kind == "forks" {
+            // By the system call: no handler of the C library runs.
+            // SAFETY: the child only calls pause, which is async-signal-safe.
+            let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+            if child == 0 {
+                loop {
+                    // SAFETY: has no arguments.
+                    unsafe { libc::pause() };
+                }
+            }
+            println!("\nlock: {child}");
+        }
         println!(
             "\nlock: {}",
             got.as_ref().err().map_or("ok".into(), |e| e.to_string())
@@ -895,10 +951,15 @@ mod tests {
 
     impl Elsewhere {
         fn lock(path: &Path) -> Elsewhere {
+            Elsewhere::lock_as("", path)
+        }
+
+        fn lock_as(kind: &str, path: &Path) -> Elsewhere {
             let name = module_path!().split_once("::").unwrap().1;
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args([&format!("{name}::helper_process"), "--exact", "--nocapture"])
                 .env(HELPER, path)
+                .env(KIND, kind)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -994,6 +1055,53 @@ mod tests {
         assert!(said.starts_with("held by process"), "{said}");
         drop(held);
         assert_eq!(Elsewhere::lock(&path).end(), "ok");
+    }
+
+    /// The lock was a record lock, which goes when the process closes any descriptor of the file: a
+    /// backup in the process that read the node's directory was enough. Then a second process
+    /// attached, and overwrote the first one's acknowledged records.
+    #[test]
+    fn a_lock_stays_when_its_file_is_opened_and_closed_in_the_process() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let held = Os::new().unwrap().lock(&path).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with(&format!("{} ", std::process::id())));
+        drop(std::fs::OpenOptions::new().write(true).open(&path).unwrap());
+        let said = Elsewhere::lock(&path).end();
+        assert!(said.starts_with("held by process"), "{said}");
+        must_be_taken(&path, std::process::id());
+        drop(held);
+        assert_eq!(Elsewhere::lock(&path).end(), "ok");
+    }
+
+    /// A node of an earlier build takes a record lock.
+    #[test]
+    fn a_lock_excludes_the_kind_that_earlier_builds_took() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let held = Os::new().unwrap().lock(&path).unwrap();
+        assert_ne!(Elsewhere::lock_as("record", &path).end(), "ok");
+        drop(held);
+        let other = Elsewhere::lock_as("record", &path);
+        assert_eq!(other.said, "ok");
+        must_be_taken(&path, other.child.id());
+        other.kill();
+        drop(Os::new().unwrap().lock(&path).unwrap());
+    }
+
+    /// No handler of the C library has run in the child, and it lives on.
+    #[test]
+    fn a_child_of_a_killed_process_does_not_keep_the_lock() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let other = Elsewhere::lock_as("forks", &path);
+        let child: i32 = other.said.parse().unwrap();
+        other.kill();
+        let free = Os::new().unwrap().lock(&path);
+        // SAFETY: the child is nobody's who would wait for it, and lives: so its id is its own.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
+        free.unwrap();
     }
 
     #[test]
