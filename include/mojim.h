@@ -257,9 +257,11 @@ int mojim_finish(mojim_t *m);
 void *mojim_map(mojim_t *m, const char *file, size_t len, int flags);
 
 /* The same from `offset`, a multiple of the page size, and, if `fixed` is not
- * NULL, at this address, in place of what is mapped there (as MAP_FIXED). That must
- * be no region, nor a part of one, of whatever volume or reader: EBUSY, and nothing
- * has changed. */
+ * NULL, at this address, in place of what is mapped there (as MAP_FIXED). Of a
+ * region, or a part of one, of whatever volume or reader: EBUSY, and nothing
+ * has changed. All other memory there is gone without a word, whoever uses it (a
+ * heap, a stack, a library), also where the call fails: reserve addresses first,
+ * by mmap with PROT_NONE. */
 void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
                    off_t offset, void *fixed);
 

@@ -411,10 +411,15 @@ pub unsafe extern "C-unwind" fn mojim_map_at(
             offset,
             fixed_at: fixed as usize,
         };
-        let mapping = match known {
-            Mojim::Primary(v) => either!(Writer::of(v), v => v.map(file, len, flags)?),
-            Mojim::Guest(g) => g.map(file, len, flags)?,
-            Mojim::Reader(r) => r.map(file, len, flags)?,
+        // SAFETY: the caller's promise of what is at `fixed`.
+        let mapping = unsafe {
+            match known {
+                Mojim::Primary(v) => {
+                    either!(Writer::of(v), v => v.map_over(file, len, flags)?)
+                }
+                Mojim::Guest(g) => g.map_over(file, len, flags)?,
+                Mojim::Reader(r) => r.map_over(file, len, flags)?,
+            }
         };
         Ok(mapping.ptr.cast())
     })

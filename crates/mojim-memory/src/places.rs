@@ -3,18 +3,22 @@
 //!
 //! Owns the list of these addresses. A mapping at an address that the program gives (as
 //! with `MAP_FIXED`) is checked against the list first: in place of a region, or of a
-//! part of one, its bytes would be committed into that region's file.
+//! part of one, its bytes would be committed into that region's file. And it reserves the
+//! addresses: in place of any other memory of the process it would break whoever has that.
 //!
 //! Invariants:
 //! - A region is in the list until its addresses are given back: from before they are
 //!   mapped if the program chose them, else from when the kernel has chosen them.
 //! - Of two mappings at chosen addresses that overlap, made at the same moment, at most
 //!   one succeeds.
+//! - A claim's addresses are nobody's but the claim's, or the program's own by its promise
+//!   ([`Claim::over`]): mapping there with `MAP_FIXED` is sound.
 //! - No lock: a forked child may have been made while another thread was here.
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
 use mojim_env::{Error, Result};
+use rustix::io::Errno;
 
 /// An entry; it is never freed, but used again.
 struct Place {
@@ -94,15 +98,47 @@ fn end_of(start: usize, len: usize) -> Option<usize> {
 /// Addresses that a region will have; given back when this is dropped, unless it was
 /// kept.
 #[derive(Debug)]
-pub struct Claim(usize);
+pub struct Claim {
+    at: usize,
+    /// Bytes that were reserved here; 0: what is mapped there is the program's.
+    reserved: usize,
+}
 
 impl Claim {
-    /// Claims `len` bytes at `at` for a mapping of `file`. `None` if the program gives
-    /// no address (0), or the length is not known yet (0).
+    /// Claims `len` bytes at `at` for a mapping of `file`, where nothing is mapped, and
+    /// reserves them. `None` if the program gives no address (0), or the length is not known
+    /// yet (0).
+    ///
+    /// # Errors
+    /// `Busy` if anything is mapped there.
+    pub fn of(file: &str, at: usize, len: usize) -> Result<Option<Claim>> {
+        let Some(mut claim) = Claim::list(file, at, len)? else {
+            return Ok(None);
+        };
+        let pages = len.next_multiple_of(rustix::param::page_size());
+        reserve(at, pages).map_err(|e| match e {
+            Errno::EXIST => Error::Busy(format!(
+                "mapping {file}: {len} bytes at {at:#x} would take the place of other memory of this process"
+            )),
+            e => Error::io(format!("mapping {file}: {len} bytes at {at:#x}"), &e.into()),
+        })?;
+        claim.reserved = pages;
+        Ok(Some(claim))
+    }
+
+    /// As [`Claim::of`], but in place of what is mapped there.
     ///
     /// # Errors
     /// `Busy` if any page of them belongs to a region.
-    pub fn of(file: &str, at: usize, len: usize) -> Result<Option<Claim>> {
+    ///
+    /// # Safety
+    /// Nobody uses the memory there, and from here on it is whoever has the claim who maps there.
+    pub unsafe fn over(file: &str, at: usize, len: usize) -> Result<Option<Claim>> {
+        Claim::list(file, at, len)
+    }
+
+    /// Enters the addresses into the list.
+    fn list(file: &str, at: usize, len: usize) -> Result<Option<Claim>> {
         if at == 0 || len == 0 {
             return Ok(None);
         }
@@ -116,7 +152,7 @@ impl Claim {
             .filter(|p| !std::ptr::eq(*p, own))
             .filter_map(Place::span);
         match others.find(|(s, e)| *s < end && at < *e) {
-            None => Ok(Some(Claim(at))),
+            None => Ok(Some(Claim { at, reserved: 0 })),
             Some((s, e)) => {
                 own.start.store(FREE, SeqCst);
                 Err(Error::Busy(format!(
@@ -135,8 +171,29 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        release(self.0);
+        if self.reserved > 0 {
+            // SAFETY: reserved by this claim, and what was mapped there since is of no use.
+            let done = unsafe { rustix::mm::munmap(self.at as *mut _, self.reserved) };
+            debug_assert!(done.is_ok(), "a mapping of our own: {done:?}");
+        }
+        release(self.at);
     }
+}
+
+/// Maps nothing at these addresses, if nothing is mapped there.
+fn reserve(at: usize, len: usize) -> Result<(), Errno> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: a new mapping, which replaces nothing.
+    unsafe {
+        let got = mmap_anonymous(at as *mut _, len, ProtFlags::empty(), flags)?;
+        // Before Linux 4.17 the address is a hint.
+        if got as usize != at {
+            munmap(got, len)?;
+            return Err(Errno::EXIST);
+        }
+    }
+    Ok(())
 }
 
 /// The kernel has chosen these addresses for a region.
@@ -163,18 +220,17 @@ mod tests {
         let page = rustix::param::page_size();
         // Addresses that no other test has.
         let at = 1 << 60;
-        let refused = |at, len| matches!(Claim::of("f", at, len), Err(Error::Busy(_)));
-        assert!(Claim::of("f", 0, 1).unwrap().is_none());
-        assert!(Claim::of("f", at, 0).unwrap().is_none());
-        assert!(matches!(
-            Claim::of("f", at, usize::MAX),
-            Err(Error::Invalid(_))
-        ));
-        let first = Claim::of("f", at, page + 1).unwrap().unwrap();
+        // SAFETY: nothing is mapped there, nor will be.
+        let claim = |at, len| unsafe { Claim::over("f", at, len) };
+        let refused = |at, len| matches!(claim(at, len), Err(Error::Busy(_)));
+        assert!(claim(0, 1).unwrap().is_none());
+        assert!(claim(at, 0).unwrap().is_none());
+        assert!(matches!(claim(at, usize::MAX), Err(Error::Invalid(_))));
+        let first = claim(at, page + 1).unwrap().unwrap();
         assert!(refused(at, 1) && refused(at + page, 1) && refused(at - page, 8 * page));
         assert!(!refused(at + 2 * page, page) && !refused(at - page, page));
         drop(first);
-        Claim::of("f", at, 1).unwrap().unwrap().keep();
+        claim(at, 1).unwrap().unwrap().keep();
         assert!(refused(at, page));
         release(at);
         add(at, 3 * page);
@@ -189,7 +245,8 @@ mod tests {
         for _ in 0..200 {
             let both = std::thread::scope(|s| {
                 let claim = || {
-                    Claim::of("f", at, 4096).is_ok_and(|c| {
+                    // SAFETY: nothing is mapped there, nor will be.
+                    unsafe { Claim::over("f", at, 4096) }.is_ok_and(|c| {
                         c.unwrap().keep();
                         true
                     })
@@ -200,5 +257,20 @@ mod tests {
             assert!(!both);
             release(at);
         }
+    }
+
+    /// What is claimed without a promise takes the place of nothing, and nothing takes its place.
+    #[test]
+    fn addresses_are_reserved_where_nothing_is_mapped() {
+        let page = rustix::param::page_size();
+        reserve(0x2a4d_6f6b_0000, page).unwrap();
+        let at = 0x2a4d_6f6b_0000 - page;
+        let busy = |at, len| matches!(Claim::of("f", at, len), Err(Error::Busy(_)));
+        assert!(busy(at, page + 1) && busy(at + page, 1));
+        let claim = Claim::of("f", at, page).unwrap().unwrap();
+        assert_eq!(reserve(at, page), Err(Errno::EXIST));
+        assert!(busy(at, page));
+        drop(claim);
+        drop(Claim::of("f", at, page).unwrap().unwrap());
     }
 }

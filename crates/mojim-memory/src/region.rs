@@ -44,8 +44,8 @@ pub struct MapFlags {
     pub shared: bool,
     /// Byte offset in the file, a multiple of the page size.
     pub offset: u64,
-    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0; `Busy` if a
-    /// region, or a part of one, is mapped there.
+    /// Map here, if not 0; `Busy` if anything is mapped there (`MAP_FIXED_NOREPLACE`).
+    /// `map_over` replaces what is mapped (`MAP_FIXED`), but no region, nor a part of one.
     pub fixed_at: usize,
 }
 
@@ -148,8 +148,7 @@ impl Private {
             flags |= MapFlags::FIXED;
         }
         let hint = o.at.unwrap_or(0) as *mut std::ffi::c_void;
-        // SAFETY: a new mapping; with `fixed` the caller asked to replace
-        // what is there, as mmap(2) says.
+        // SAFETY: a new mapping; with `fixed` at addresses that the caller has claimed.
         let base = unsafe { mmap(hint, mapped, prot, flags, fd.as_fd(), o.offset) }
             .map_err(std::io::Error::from)
             .context(|| format!("mapping {len} bytes"))?

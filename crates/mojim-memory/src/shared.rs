@@ -254,8 +254,7 @@ impl Shared {
             flags |= MapFlags::FIXED;
         }
         let hint = o.at.unwrap_or(0) as *mut std::ffi::c_void;
-        // SAFETY: a new mapping; with `fixed` the caller asked to replace what is
-        // there, as mmap(2) says.
+        // SAFETY: a new mapping; with `fixed` at addresses that the caller has claimed.
         let base = unsafe { rustix::mm::mmap(hint, mapped, prot, flags, &self.memory, o.offset) }
             .map_err(std::io::Error::from)
             .context(|| format!("mapping {len} bytes"))?

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use mojim::{Level, MapFlags, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap};
+use mojim::{
+    Error, Level, MapFlags, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap,
+};
 use mojim_config::Config;
 use mojim_format::RecordView;
 
@@ -590,7 +592,8 @@ fn memory_stays_while_a_sync_point_reads_it() {
             synced
         });
         for round in 0..200u8 {
-            let m = v.map("f", LEN, flags).unwrap();
+            // SAFETY: this test's memory, which nobody uses.
+            let m = unsafe { v.map_over("f", LEN, flags) }.unwrap();
             // SAFETY: inside the mapping; nobody syncs it yet.
             unsafe { m.ptr.write_bytes(round % 50, LEN) };
             meet.wait();
@@ -618,6 +621,140 @@ fn memory_stays_while_a_sync_point_reads_it() {
     v.detach().unwrap();
     // SAFETY: this test's memory.
     unsafe { libc::munmap(place.cast(), LEN) };
+}
+
+/// A mapping at an address took the place of whatever memory the process had there: a program
+/// without `unsafe` overwrote its own.
+#[test]
+fn a_safe_call_maps_over_no_memory_of_the_process() {
+    let d = Dir::new("over");
+    let v = Volume::attach_with(&config(&d.0, "auto", ""), "a", None, |_, _| {}).unwrap();
+    let len = rustix::param::page_size();
+    let bytes = vec![7u8; 3 * len];
+    for (shared, length) in [(false, len), (true, len), (false, 1), (true, 0)] {
+        let flags = MapFlags {
+            create: true,
+            shared,
+            fixed_at: (bytes.as_ptr() as usize).next_multiple_of(len),
+            ..MapFlags::default()
+        };
+        let file = if shared { "shared" } else { "private" };
+        if length == 0 {
+            v.truncate(file, len as u64).unwrap();
+        }
+        let before = v.size(file).unwrap();
+        let e = v.map(file, length, flags).expect_err("there is memory");
+        assert!(matches!(e, Error::Busy(_)), "{e}");
+        assert!(bytes.iter().all(|b| *b == 7));
+        if length > 0 {
+            // Before anything had changed.
+            assert_eq!(v.size(file).unwrap(), before);
+            v.create(file).unwrap();
+        }
+    }
+    // Where nothing is.
+    for shared in [false, true, false] {
+        let flags = MapFlags {
+            create: true,
+            shared,
+            fixed_at: 0x2a4d_6f6c_0000,
+            ..MapFlags::default()
+        };
+        let file = if shared { "shared" } else { "private" };
+        let m = v.map(file, len + 1, flags).unwrap();
+        assert_eq!(m.ptr as usize, flags.fixed_at);
+        // SAFETY: inside the mapping.
+        unsafe { m.ptr.add(len).write(9) };
+        assert!(msync(m.ptr, m.len).unwrap() > 0);
+        unmap(m.ptr, m.len).unwrap();
+    }
+    v.detach().unwrap();
+}
+
+const CANNOT_BEGIN: &str = "MOJIM_TEST_CANNOT_BEGIN";
+
+/// A sync point collects what was stored, and marks it clean, before it has its LSN. One that gets
+/// none (here: its spill file has no room) must mark all of it as stored again: else the program
+/// calls once more, is told that nothing had changed, and loses it at the next kill.
+#[test]
+fn what_could_not_be_begun_is_committed_by_the_next_call() {
+    for kind in ["private", "shared", "several"] {
+        let d = Dir::new("begun");
+        // A process of its own, which has the limit, and does not end in order.
+        let out = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_cannot_begin", "--nocapture"])
+            .env(CANNOT_BEGIN, &d.0)
+            .env("MOJIM_TEST_KIND", kind)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(said.contains("all is committed"), "{kind}: {said}{text}");
+        let v = Volume::attach_with(
+            &config_with(&d.0, "auto", "", "256KiB"),
+            "a",
+            None,
+            |_, _| {},
+        )
+        .unwrap();
+        v.settle().unwrap();
+        let bytes = file(&v);
+        assert_eq!(bytes.len(), MUCH);
+        assert!(bytes.iter().all(|b| *b == 1), "{kind}");
+        v.detach().unwrap();
+    }
+}
+
+/// More than a log holds.
+const MUCH: usize = 4 << 20;
+
+#[test]
+fn child_that_cannot_begin() {
+    let Some(dir) = std::env::var_os(CANNOT_BEGIN) else {
+        return;
+    };
+    let kind = std::env::var("MOJIM_TEST_KIND").unwrap();
+    let config = config_with(Path::new(&dir), "auto", "", "256KiB");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let flags = MapFlags {
+        create: true,
+        atomic: true,
+        shared: kind == "shared",
+        ..MapFlags::default()
+    };
+    let m = v.map("f", MUCH, flags).unwrap();
+    // SAFETY: inside the mapping.
+    unsafe { m.ptr.write_bytes(1, MUCH) };
+    let sync = || match kind == "several" {
+        false => msync(m.ptr, MUCH),
+        // Some are sent without a look at the page tables.
+        true => {
+            let (small, at) = (10 << 10, |i: usize| m.ptr.wrapping_add(i).cast_const());
+            let half = MUCH / 2;
+            gmsync(&[
+                (at(0), small),
+                (at(small), half),
+                (at(small + half), half - small),
+            ])
+        }
+    };
+    let limit = |soft| {
+        let mut all = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+        let before = std::mem::replace(&mut all.current, soft);
+        rustix::process::setrlimit(rustix::process::Resource::Fsize, all).unwrap();
+        before
+    };
+    // SAFETY: changes the disposition of a signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let before = limit(Some(1 << 20));
+    for _ in 0..2 {
+        assert_eq!(sync().expect_err("no room").errno(), libc::EFBIG);
+    }
+    limit(before);
+    assert!(sync().unwrap() > 0, "it is told that nothing had changed");
+    println!("all is committed");
+    // SAFETY: ends this process as a kill does.
+    unsafe { libc::_exit(0) };
 }
 
 /// One sync point, of all regions of the file and of no other.

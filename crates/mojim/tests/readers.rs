@@ -593,11 +593,14 @@ fn no_mapping_takes_the_place_of_a_region() {
                 fixed_at: at,
                 ..flags
             };
-            let done = [
-                v.map("h", if len == 0 { 2 * PAGE } else { len }, over(CREATE)),
-                v.map("g", len, over(shared)),
-                r.map("g", len, over(READ)),
-            ];
+            // SAFETY: nobody else has these addresses.
+            let done = unsafe {
+                [
+                    v.map_over("h", if len == 0 { 2 * PAGE } else { len }, over(CREATE)),
+                    v.map_over("g", len, over(shared)),
+                    r.map_over("g", len, over(READ)),
+                ]
+            };
             for done in done {
                 assert!(matches!(done, Err(Error::Busy(_))), "{done:?}");
             }
@@ -714,7 +717,12 @@ fn read_locked(dir: &Path) {
                 fixed_at: at as usize,
                 ..READ
             };
-            regions.push(r.map("f", 0, there).unwrap_or_else(|e| panic!("{e}")));
+            // Memory of another kind is not replaced by a safe call.
+            let e = r.map("f", 0, there).expect_err("there is memory");
+            assert!(matches!(e, Error::Busy(_)), "{e}");
+            // SAFETY: memory of its own.
+            let m = unsafe { r.map_over("f", 0, there) };
+            regions.push(m.unwrap_or_else(|e| panic!("{e}")));
         },
         &|regions| {
             let (at, len) = all_of(&regions[0]);

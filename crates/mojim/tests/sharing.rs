@@ -1044,9 +1044,12 @@ fn a_mapping_in_place_of_a_region_is_refused() {
                     fixed_at: at,
                     ..flags()
                 };
-                let done = match v {
-                    Joined::Owner(v) => v.map(file, len, over),
-                    Joined::Guest(g) => g.map(file, len, over),
+                // SAFETY: nobody else has these addresses.
+                let done = unsafe {
+                    match v {
+                        Joined::Owner(v) => v.map_over(file, len, over),
+                        Joined::Guest(g) => g.map_over(file, len, over),
+                    }
                 };
                 let e = done.expect_err("it is a region");
                 // A file that was only made has no bytes.
@@ -1057,6 +1060,18 @@ fn a_mapping_in_place_of_a_region_is_refused() {
                 assert_eq!(e.errno(), want, "{e}");
             }
         }
+        // Nor does a safe call take the place of other memory.
+        let other = Box::new([byte; 3 * PAGE]);
+        let over = MapFlags {
+            fixed_at: (other.as_ptr() as usize).next_multiple_of(PAGE),
+            ..flags()
+        };
+        let done = match v {
+            Joined::Owner(v) => v.map("g", PAGE, over),
+            Joined::Guest(g) => g.map("g", PAGE, over),
+        };
+        assert_eq!(done.unwrap_err().errno(), libc::EBUSY);
+        assert!(other.iter().all(|b| *b == byte));
         // Nothing came of it, but for what was given back.
         assert_eq!((load(m, 5), synced(m)), (byte, 0));
         unmap(m.ptr, m.len).unwrap();

@@ -259,6 +259,31 @@ impl Reader {
     /// grown so far. Of `flags` only `offset` and `fixed_at` have an effect;
     /// `create` is refused.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        self.map_at(file, len, flags, &|len| {
+            Claim::of(file, flags.fixed_at, len)
+        })
+    }
+
+    /// [`Reader::map`] in place of what is mapped at `fixed_at`; `Busy` if a region, or a part of
+    /// one, is mapped there.
+    ///
+    /// # Safety
+    /// The memory there, if any, is the caller's, and nobody uses it from here on, also if the
+    /// call fails.
+    pub unsafe fn map_over(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        // SAFETY: the caller's promise.
+        self.map_at(file, len, flags, &|len| unsafe {
+            Claim::over(file, flags.fixed_at, len)
+        })
+    }
+
+    fn map_at(
+        &self,
+        file: &str,
+        len: usize,
+        flags: MapFlags,
+        claim: &dyn Fn(usize) -> Result<Option<Claim>>,
+    ) -> Result<Mapping> {
         let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         if flags.create {
@@ -294,7 +319,7 @@ impl Reader {
             offset: flags.offset,
             fixed_at: flags.fixed_at,
         };
-        let claim = Claim::of(file, flags.fixed_at, len)?;
+        let claim = claim(len)?;
         let start = view.map(id, known, place)?;
         match claim {
             Some(claim) => claim.keep(),

@@ -178,7 +178,7 @@ pub struct Place {
     pub len: usize,
     /// Where in the file, a multiple of the page size.
     pub offset: u64,
-    /// The address, where a mapping is replaced; 0: any address.
+    /// The address, which the caller has claimed; 0: any address.
     pub fixed_at: usize,
 }
 
@@ -257,8 +257,7 @@ impl View {
         // Not readable before its faults are reported: the memfd is still empty, and
         // its zeros are of no sync point. If it were readable at once, a program that
         // locks what it maps (mlockall) would have it filled with zeros.
-        // SAFETY: a new mapping; with an address, the caller asked to replace
-        // what is there, as mmap(2) says.
+        // SAFETY: a new mapping; with an address, the caller has claimed it.
         let start = unsafe { rustix::mm::mmap(at, len, ProtFlags::empty(), flags, &memory, 0) }
             .map_err(system)
             .context(what)?;
@@ -282,8 +281,20 @@ impl View {
                 .and_then(|()| Ok(rustix::mm::mprotect(start, len, MprotectFlags::READ)?))
         };
         if let Err(e) = ready {
-            // SAFETY: our own mapping, not given to anyone yet.
-            let _ = unsafe { rustix::mm::munmap(start, len) };
+            let none = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+            // SAFETY: our own mapping, not given to anyone yet. An address that the caller
+            // claimed stays mapped, so that no other thread can map there.
+            unsafe {
+                match place.fixed_at {
+                    0 => drop(rustix::mm::munmap(start, len)),
+                    _ => drop(rustix::mm::mmap_anonymous(
+                        start,
+                        len,
+                        ProtFlags::empty(),
+                        none,
+                    )),
+                }
+            }
             return Err(Error::io(what(), &e));
         }
         self.regions.push(Region {

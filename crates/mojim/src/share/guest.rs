@@ -496,19 +496,41 @@ impl Guest {
 
     /// Maps a file, or a part of it, with a shared working copy.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        self.map_at(file, len, flags, &|len| {
+            Claim::of(file, flags.fixed_at, len)
+        })
+    }
+
+    /// As [`Volume::map_over`](crate::Volume::map_over), with a shared working copy.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn map_over(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        // SAFETY: the caller's promise.
+        self.map_at(file, len, flags, &|len| unsafe {
+            Claim::over(file, flags.fixed_at, len)
+        })
+    }
+
+    fn map_at(
+        &self,
+        file: &str,
+        len: usize,
+        flags: MapFlags,
+        claim: &dyn Fn(usize) -> Result<Option<Claim>>,
+    ) -> Result<Mapping> {
         let attached = self.attached()?;
-        let mut place = Claim::of(file, flags.fixed_at, len)?;
+        let mut place = claim(len)?;
         let passed = attached.pass(file, len, flags)?;
         let (len, mapped) = (passed.len, passed.mapped);
         let what = || format!("mapping {file}");
         let write = !flags.read_only;
         let give_up = || attached.give_back(&passed);
         if place.is_none() {
-            place = Claim::of(file, flags.fixed_at, len).inspect_err(|_| give_up())?;
+            place = claim(len).inspect_err(|_| give_up())?;
         }
         let (hint, prot, how) = placed(flags);
-        // SAFETY: a new mapping; with `fixed_at` the caller asked to replace what is there, as
-        // mmap(2) says.
+        // SAFETY: a new mapping; with `fixed_at` at addresses that were claimed.
         let base = unsafe { mmap(hint, mapped, prot, how, passed.memory.as_fd(), flags.offset) }
             .inspect_err(|_| give_up())
             .map_err(std::io::Error::from)

@@ -97,14 +97,39 @@ impl Volume {
     ///
     /// # Errors
     /// `Busy` if the bytes are mapped already with a private working copy, if the file
-    /// is mapped with the other kind of copy, or if there is a region at `fixed_at`;
+    /// is mapped with the other kind of copy, or if anything is mapped at `fixed_at`;
     /// `Invalid`, `NotFound`, `Io` (ENOMEM: no room for a shared working copy), and the
     /// errors of a sync point.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        self.map_at(file, len, flags, &|len| {
+            Claim::of(file, flags.fixed_at, len)
+        })
+    }
+
+    /// [`Volume::map`] in place of what is mapped at `fixed_at` (`MAP_FIXED`); `Busy` if a region,
+    /// or a part of one, is mapped there.
+    ///
+    /// # Safety
+    /// The memory there, if any, is the caller's, and nobody uses it from here on, also if the
+    /// call fails.
+    pub unsafe fn map_over(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        // SAFETY: the caller's promise.
+        self.map_at(file, len, flags, &|len| unsafe {
+            Claim::over(file, flags.fixed_at, len)
+        })
+    }
+
+    fn map_at(
+        &self,
+        file: &str,
+        len: usize,
+        flags: MapFlags,
+        claim: &dyn Fn(usize) -> Result<Option<Claim>>,
+    ) -> Result<Mapping> {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
-        let mut place = Claim::of(file, flags.fixed_at, len)?;
+        let mut place = claim(len)?;
         let mut names = inner.names()?;
         let shared = match inner.volume.working {
             // Bounded memory must be able to give pages back, which a shared copy cannot.
@@ -116,7 +141,7 @@ impl Volume {
         let page = rustix::param::page_size() as u64;
         inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
         if place.is_none() {
-            place = Claim::of(file, flags.fixed_at, len)?;
+            place = claim(len)?;
         }
         let done = inner.map_known(&mut names, file, (id, size), len, flags, shared);
         match done {
