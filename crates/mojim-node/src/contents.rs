@@ -172,7 +172,7 @@ impl Node {
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
         if let Some(m) = self.of(v).mirror() {
-            let limit = m.committed().min(m.received.get());
+            let limit = m.apply_limit();
             while m.store.applied() < limit {
                 let before = m.store.applied();
                 if m.store.apply(limit, 1 << 20)? == before {

@@ -54,7 +54,7 @@ use mojim_replica::layout;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
 use mojim_replica::mirror::{Mirror, Refusal, refuse, superseded};
-use mojim_replica::pace::Pace;
+use mojim_replica::pace::{Pace, Pacer};
 use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_store::log::Live;
@@ -69,14 +69,6 @@ const FIRST_WORD: Duration = Duration::from_secs(5);
 const MAX_LINKS: usize = 512;
 /// Most of them that may be streams of copies: there is always room for others.
 const MAX_STREAMS: usize = MAX_LINKS / 4;
-
-/// After so many turns of a checkpoint thread (of a millisecond or more each) without a
-/// record the system counts as idle (Mojim 4.2, "when the system is idle"). After as many in
-/// which nothing was applied, what there is is applied, few records though they may be.
-const IDLE: u32 = 50;
-/// After so many turns in which nothing was applied, enough records are applied although
-/// others follow them: readers see no older state.
-const LATE: u32 = 20;
 
 /// A running node.
 pub struct Node {
@@ -490,48 +482,22 @@ impl Node {
 
     fn checkpoint_loop(&self, m: &Mirror) {
         mojim_env::threads::yield_to_others();
-        // Turns without a record, and turns since records were applied.
-        let (mut quiet, mut late, mut seen) = (0u32, 0u32, 0);
+        let mut pacer = Pacer::of_mirror();
         while !m.is_closed() {
-            let received = m.received.get();
-            let is_still = received == seen;
-            seen = received;
-            let pace = match quiet {
-                IDLE => Pace::Idle,
-                _ if late >= IDLE => Pace::Pressed,
-                _ if is_still || late >= LATE => Pace::Quiet,
-                _ => Pace::Busy,
-            };
-            match m.checkpoint_step(pace) {
-                Ok(true) => (quiet, late) = (0, 0),
-                Ok(false) => {
-                    quiet = if is_still { quiet.saturating_add(1) } else { 0 };
-                    late = late.saturating_add(1);
-                }
-                Err(e) => {
-                    // It follows, and goes on by itself when there is room.
-                    let why = e.cause();
-                    error!(node = %self.me.name, volume = %m.store.spec().volume, "{why}");
-                    return;
-                }
+            let limit = m.apply_limit();
+            if let Err(e) = m.background_turn(&mut pacer) {
+                // It follows, and goes on by itself when there is room.
+                let why = e.cause();
+                error!(node = %self.me.name, volume = %m.store.spec().volume, "{why}");
+                return;
             }
-            if quiet <= IDLE {
+            if !pacer.rests() {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
-            let limit = || m.committed().min(m.received.get());
-            let seen = limit();
-            let applied = m.store.applied();
-            // Nothing of a sync point is applied while a part of it is missing.
-            let is_due = seen > applied && m.store.whole(seen) > applied;
-            m.checkpoint_work.wait_unless(
-                || is_due || m.is_closed() || limit() != seen,
-                Duration::from_secs(1),
-            );
-            quiet = quiet.min(100);
-            if is_due || limit() != seen {
-                quiet = 0;
-            }
+            let most = Duration::from_millis(if m.is_due() { 20 } else { 1000 });
+            m.checkpoint_work
+                .wait_unless(|| m.is_closed() || m.apply_limit() != limit, most);
         }
     }
 

@@ -34,7 +34,7 @@ use mojim_protocol::{Arrival, History, Holding, LEAP, LaneIn, Prefix};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE};
-use crate::pace::{Pace, piece};
+use crate::pace::{Pace, Pacer, piece};
 use crate::register::ViewRegister;
 use crate::view_client::member;
 use mojim_copy::copy_in::CopyIn;
@@ -532,6 +532,25 @@ impl Mirror {
         }
     }
 
+    /// One turn of the checkpoint thread at the pace that `pacer` finds.
+    pub fn background_turn(&self, pacer: &mut Pacer) -> Result<()> {
+        let pace = pacer.begin(self.received.get(), false, || self.is_due());
+        pacer.end(self.checkpoint_step(pace)?);
+        Ok(())
+    }
+
+    /// Up to where records may be applied, as far as is known now.
+    pub fn apply_limit(&self) -> u64 {
+        self.committed().min(self.received.get())
+    }
+
+    /// Whether something can be applied. Nothing of a sync point is while a part of it is
+    /// missing.
+    pub fn is_due(&self) -> bool {
+        let (limit, applied) = (self.apply_limit(), self.store.applied());
+        limit > applied && self.store.whole(limit) > applied
+    }
+
     /// One turn of the checkpoint's work: applies what is due, checkpoints when the log is
     /// half full or nothing comes. True if it did something.
     pub fn checkpoint_step(&self, pace: Pace) -> Result<bool> {
@@ -539,7 +558,7 @@ impl Mirror {
             return Ok(false);
         }
         let before = self.store.applied();
-        let mut limit = self.committed().min(self.received.get());
+        let mut limit = self.apply_limit();
         if self.store.mutations.apply_uncommitted.is_on() {
             limit = self.received.get();
         }

@@ -11,6 +11,8 @@
 
 use std::time::Duration;
 
+use mojim_replica::pace::Pace;
+
 use crate::nodes::NODES;
 
 mod append;
@@ -59,7 +61,7 @@ impl Cluster {
             25..=54 => drop(self.turn(self.primary)?),
             55..=84 => drop(self.turn(self.mirror())?),
             85..=95 => self.pass()?,
-            96 => self.checkpoint(n, self.rng.clone().below(3) == 0)?,
+            96 => self.checkpoint(n, (self.rng.clone().below(3) == 0).then_some(Pace::Idle))?,
             97 => self.patience(),
             _ => self.restarts()?,
         }
@@ -101,7 +103,7 @@ impl Cluster {
             13..=17 => drop(self.forward_turn(self.mirror())?),
             18 => {
                 let n = self.backup();
-                self.checkpoint(n, self.rng.clone().below(3) == 0)?;
+                self.checkpoint(n, (self.rng.clone().below(3) == 0).then_some(Pace::Idle))?;
             }
             _ => {
                 let n = self.backup();

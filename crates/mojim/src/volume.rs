@@ -31,7 +31,7 @@ use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
 use mojim_replica::holders::{self, Holders, Peer};
 use mojim_replica::layout;
-use mojim_replica::pace::Pace;
+use mojim_replica::pace::Pacer;
 use mojim_replica::primary::Primary;
 use mojim_replica::session::Session;
 use mojim_store::store::AT_ONCE;
@@ -64,10 +64,6 @@ pub use windows::{is_region, unmap};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
-
-/// After so many turns (of a millisecond or more each) in which nothing was written
-/// back, even a few records are, although sync points follow each other.
-const LATE: u32 = 1000;
 
 /// How long a process waits for the process that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
@@ -515,39 +511,15 @@ impl Inner {
 
     fn checkpoint_turns(&self) {
         let p = &self.primary;
-        // Turns without a sync point, and turns in which nothing was done.
-        let (mut quiet, mut late, mut seen) = (0u32, 0u32, 0);
+        let mut pacer = Pacer::of_primary();
         while !self.stop.load(Acquire) {
             let before = p.last();
-            let left = || {
-                let s = &p.store;
-                s.applied() < p.apply_limit() || s.checkpointed() < s.applied()
-            };
-            let pace = match quiet {
-                50 => Pace::Idle,
-                // Some records could not be written back at turn 50.
-                51.. if left() => Pace::Idle,
-                _ if committed::are_many() => Pace::Pressed,
-                // At 0 turns a sync point may be under way that takes longer than one turn.
-                1.. if before == seen => Pace::Quiet,
-                // Even a few records do not wait longer.
-                _ if late >= LATE => Pace::Quiet,
-                _ => Pace::Busy,
-            };
-            match p.checkpoint_step(pace) {
-                Ok(false) => {
-                    late = late.saturating_add(1);
-                    quiet = if before == seen {
-                        quiet.saturating_add(1)
-                    } else {
-                        0
-                    };
-                }
-                Ok(true) => (quiet, late) = (0, 0),
-                // The store is poisoned, and every sync point fails with that.
-                Err(_) => return,
+            // If the store is poisoned, every sync point fails with that.
+            if p.background_turn(&mut pacer, committed::are_many())
+                .is_err()
+            {
+                return;
             }
-            seen = before;
             if committed::are_many() {
                 self.sweep();
             }
@@ -560,7 +532,7 @@ impl Inner {
             }
             let asked = || self.memory.as_ref().is_some_and(|m| m.meter().is_asked());
             // A store that waits for room may need other threads to run: sleep.
-            if quiet <= 50 || asked() {
+            if !pacer.rests() || asked() {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
@@ -568,9 +540,6 @@ impl Inner {
                 || self.stop.load(Acquire) || p.last() != before || asked(),
                 Duration::from_millis(20),
             );
-            if p.last() != before {
-                quiet = 0;
-            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! Owns the pace of checkpoints, and the account of bytes at risk.
 
 use super::*;
-use crate::pace::{Pace, piece};
+use crate::pace::{Pace, Pacer, piece};
 
 impl Primary {
     /// Up to where records may go to the data area: committed, in the own log if that is
@@ -19,6 +19,18 @@ impl Primary {
             limit = limit.min(self.acked.get());
         }
         limit
+    }
+
+    /// One turn of the background at the pace that `pacer` finds. `pressed`: what waits to
+    /// be applied takes too much memory.
+    pub fn background_turn(&self, pacer: &mut Pacer, pressed: bool) -> Result<()> {
+        let is_left = || {
+            let s = &self.store;
+            s.applied() < self.apply_limit() || s.checkpointed() < s.applied()
+        };
+        let pace = pacer.begin(self.last(), pressed, is_left);
+        pacer.end(self.checkpoint_step(pace)?);
+        Ok(())
     }
 
     /// One turn of the background's work on the own copy: persists what the mode's sync

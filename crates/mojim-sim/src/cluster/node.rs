@@ -19,6 +19,7 @@ use mojim_replica::holders::{Holders, Peer};
 use mojim_replica::mirror::Mirror;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::LaneServer;
+use mojim_replica::pace::Pacer;
 use mojim_replica::primary::{Primary, Spilling};
 use mojim_replica::session::Session;
 
@@ -104,6 +105,7 @@ pub(super) struct Prim {
     pub(super) fresh: Vec<Wire>,
     pub(super) ready: bool,
     pub(super) closing: bool,
+    pub(super) pacer: Pacer,
 }
 
 /// A daemon, whose node is mirror or backup.
@@ -114,6 +116,7 @@ pub(super) struct Mir {
     pub(super) control: Vec<ControlIn>,
     pub(super) lanes: Vec<LaneServer>,
     pub(super) streams: Vec<StreamIn>,
+    pub(super) pacer: Pacer,
 }
 
 /// A sync point for whose outcome the application waits.

@@ -15,6 +15,7 @@ use mojim_protocol::{History, Lacks, Loss};
 use mojim_replica::attach::Attach;
 use mojim_replica::holders::Holders;
 use mojim_replica::mirror::Mirror;
+use mojim_replica::pace::Pacer;
 use mojim_replica::primary::{Primary, PrimarySpec};
 use mojim_replica::session::Session;
 use mojim_replica::view_client::ViewClient;
@@ -178,6 +179,7 @@ impl Cluster {
             control: Vec::new(),
             lanes: Vec::new(),
             streams: Vec::new(),
+            pacer: Pacer::of_mirror(),
         }));
         self.observe(n)
     }
@@ -220,6 +222,7 @@ impl Cluster {
             fresh: Vec::new(),
             ready: false,
             closing: false,
+            pacer: Pacer::of_primary(),
         }));
         self.observe(n)
     }

@@ -34,7 +34,7 @@ impl Cluster {
             let moved = self.calm_turns()?;
             self.patience();
             for n in 0..NODES {
-                self.checkpoint(n, rounds.is_multiple_of(4))?;
+                self.checkpoint(n, None)?;
             }
             if asked < 3
                 && let Role::Primary(p) = &self.nodes[self.primary].role
@@ -227,6 +227,8 @@ impl Cluster {
             && prim.spills.is_empty()
             && p.committed() == last
             && p.store.applied() == last
+            // Written back in order, since nothing comes any more.
+            && p.store.checkpointed() == last
             && self.backups().iter().all(|n| self.backup_is_settled(*n, p));
         if !self.setup.replicated() {
             return own;

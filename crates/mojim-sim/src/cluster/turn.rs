@@ -69,7 +69,10 @@ impl Cluster {
             _ => {
                 accept_busy(prim, n);
                 if prim.epoch != 0 && self.rng.below(4) == 0 {
-                    let _ = p.checkpoint_step(pace(self.rng.below(6)));
+                    let _ = match pace(self.rng.below(6)).filter(|_| !self.calm) {
+                        Some(pace) => p.checkpoint_step(pace).map(drop),
+                        None => p.background_turn(&mut prim.pacer, false),
+                    };
                 }
             }
         }
@@ -116,7 +119,10 @@ impl Cluster {
             }
             _ => {
                 if self.rng.below(4) == 0 {
-                    let _ = m.m.checkpoint_step(pace(self.rng.below(6)));
+                    let _ = match pace(self.rng.below(6)).filter(|_| !self.calm) {
+                        Some(pace) => m.m.checkpoint_step(pace).map(drop),
+                        None => m.m.background_turn(&mut m.pacer),
+                    };
                 }
                 false
             }
@@ -257,18 +263,18 @@ impl Cluster {
         Ok(moved)
     }
 
-    pub(super) fn checkpoint(&mut self, n: usize, idle: bool) -> Checked {
-        let pace = if idle { Pace::Idle } else { Pace::Quiet };
-        match &self.nodes[n].role {
-            Role::Down => return Ok(()),
-            Role::Primary(p) if p.epoch != 0 => {
-                let _ = p.p.checkpoint_step(pace);
-            }
-            Role::Primary(_) => {}
-            Role::Mirror(m) => {
-                let _ = m.m.checkpoint_step(pace);
-            }
-        }
+    /// One turn of a node's background: at a pace that does not follow from those before if
+    /// `pace` is given, as a caller's that waits for room.
+    pub(super) fn checkpoint(&mut self, n: usize, pace: Option<Pace>) -> Checked {
+        // The engine says itself what is wrong.
+        let _ = match (&mut self.nodes[n].role, pace) {
+            (Role::Down, _) => return Ok(()),
+            (Role::Primary(p), _) if p.epoch == 0 => Ok(()),
+            (Role::Primary(p), Some(pace)) => p.p.checkpoint_step(pace).map(drop),
+            (Role::Primary(p), None) => p.p.background_turn(&mut p.pacer, false),
+            (Role::Mirror(m), Some(pace)) => m.m.checkpoint_step(pace).map(drop),
+            (Role::Mirror(m), None) => m.m.background_turn(&mut m.pacer),
+        };
         self.observe(n)
     }
 
@@ -290,13 +296,16 @@ impl Cluster {
     }
 }
 
-/// The pace of a primary's background, drawn from 6 equally likely values.
-fn pace(n: u64) -> Pace {
+/// The pace of a turn of the background, drawn from 6 equally likely values: as a caller's
+/// that waits for room, or as with another program's records. `None`: as the turns before
+/// have it.
+fn pace(n: u64) -> Option<Pace> {
     match n {
-        0 => Pace::Idle,
-        1 => Pace::Pressed,
-        2 | 3 => Pace::Quiet,
-        _ => Pace::Busy,
+        0 => Some(Pace::Idle),
+        1 => Some(Pace::Pressed),
+        2 => Some(Pace::Quiet),
+        3 => Some(Pace::Busy),
+        _ => None,
     }
 }
 
