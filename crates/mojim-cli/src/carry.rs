@@ -4,31 +4,47 @@
 //! every file there is made durable, and only then each gets its name, by a renaming. So whoever
 //! looks finds each whole, or not at all; but a volume does not rename a directory of many files:
 //! `mv` copies these again, to their names, where every file has to be made durable once more.
+//!
+//! Invariants:
+//! - The directory that gets the copies may be another user's, who renames what is in it meanwhile. It
+//!   and `.copy.*` are opened once, without following a link, and everything goes through these
+//!   descriptors; nobody else can enter `.copy.*`.
+//! - A file that comes out of a volume gives nobody rights, and is no device, unless that is asked for:
+//!   whoever writes to the volume, on whatever node, chose its mode and its owner.
 
 use std::collections::BTreeSet;
+use std::hash::BuildHasher;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{self, CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::{Errno, FdFlags};
 use serde_json::json;
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
 
-/// What runs under `mojim run`: the directory that gets the copies, and the sources; or, of
-/// everything in a directory, that with `/.` behind it. `cp` prints a line for each file.
+/// What [`Carry`] runs: the directory that gets the copies and its name for people, the directory of
+/// copies and its name in that, `strip` or nothing, and the sources; or, of everything in a directory,
+/// that with `/.` behind it. `cp` prints a line for each file.
 const COPY: &str = r#"
 set -eu
-to=$1; shift
+to=$1 at=$2 new=$3 name=$4 strip=$5; shift 5
 check() {
     if [ -e "$to/${1##*/}" ] || [ -L "$to/${1##*/}" ]; then
-        echo "mojim: $to/${1##*/} is there already: remove it, or give it another name" >&2
+        one=$(cd "$to" && ls -d -b -- "./${1##*/}")
+        printf '%s\n' "mojim: $at/${one#./} is there already: remove it, or give it another name" >&2
         exit 1
     fi
 }
 name() {
+    # It may be one of the devices that were left out.
+    if [ -n "$strip" ] && [ ! -e "$new/${1##*/}" ] && [ ! -L "$new/${1##*/}" ]; then return; fi
     check "$1"
     one=$(stat -c %i -- "$new/${1##*/}")
     mv -T -n -- "$new/${1##*/}" "$to/${1##*/}"
@@ -49,17 +65,27 @@ each() {
     *) for one; do "$did" "$one"; done ;;
     esac
 }
-each check "$@"
-new=$(mktemp -d "$to/.copy.XXXXXXXX")
-trap 'rm -rf -- "$new"' EXIT
+clear() {
+    find "$new/" -mindepth 1 -delete
+    rmdir -- "$to/$name"
+}
+trap clear EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
+each check "$@"
 cp -a -v -- "$@" "$new/"
 rm -rf -- "$new"/.copy.????????
-find "$new" -type f -exec sync -- {} +
+if [ -n "$strip" ]; then
+    devices=$(find "$new/" \( -type b -o -type c \) -printf . -delete | wc -c)
+    rights=$(find "$new/" -type f -perm /6000 -printf . -exec chmod ug-s -- {} + | wc -c)
+    if [ "$devices" -gt 0 ] || [ "$rights" -gt 0 ]; then
+        echo "mojim: left out: $devices devices, and the setuid and setgid bits of $rights files (--special keeps them)" >&2
+    fi
+fi
+find "$new/" -type f -exec sync -- {} +
 sync -- "$new"
 each name "$@"
-rmdir -- "$new"
+rmdir -- "$to/$name"
 trap - EXIT
 sync -- "$to"
 "#;
@@ -95,7 +121,9 @@ pub struct Import {
 
 /// Copy files and directories of a volume to a directory elsewhere.
 ///
-/// As `mojim import`, the other way round. Each copy gets its name when all of it is durable.
+/// As `mojim import`, the other way round. Each copy gets its name when all of it is durable. Setuid and
+/// setgid bits of files, and devices, are left out unless --special asks for them: whoever can write to
+/// the volume has chosen them.
 #[derive(clap::Args)]
 pub struct Export {
     #[command(flatten)]
@@ -103,6 +131,9 @@ pub struct Export {
     /// What is copied: paths within the volume. Without, everything.
     #[arg(long = "path", value_name = "PATH")]
     paths: Vec<PathBuf>,
+    /// Keep setuid and setgid bits, and devices.
+    #[arg(long)]
+    special: bool,
     /// The directory that gets the copies.
     #[arg(value_name = "DIRECTORY")]
     to: PathBuf,
@@ -161,7 +192,7 @@ impl Import {
             all.bytes += amount.bytes;
             from.push(path);
         }
-        self.at.copy(&from, &to, Some(all))
+        self.at.copy(&from, &to, true, Some(all))
     }
 }
 
@@ -181,7 +212,7 @@ impl Export {
             let inside = self.paths.iter().map(|p| within(&volume, p));
             from = inside.collect::<Result<_, _>>()?;
         }
-        self.at.copy(&from, &to, None)
+        self.at.copy(&from, &to, self.special, None)
     }
 }
 
@@ -217,21 +248,23 @@ impl At {
         Ok(std::fs::canonicalize(directory)?)
     }
 
-    /// Copies, under `mojim run`.
-    fn copy(&self, from: &[PathBuf], to: &Path, all: Option<Amount>) -> Done {
+    /// Copies, under `mojim run`. `special`: also what gives rights.
+    fn copy(&self, from: &[PathBuf], to: &Path, special: bool, all: Option<Amount>) -> Done {
         let names: BTreeSet<_> = from.iter().filter_map(|p| p.file_name()).collect();
         if names.len() < from.len() {
             let text = "two of the paths end with the same name";
             return Err(Failure::usage(text));
         }
-        let mut command = Command::new(std::env::current_exe()?);
+        let mojim = std::env::current_exe()?;
+        let mut command = Command::new(&mojim);
         command.args(["run", "--config"]).arg(&self.config);
         command.args(["--name", &self.name]);
         if let Some(volume) = &self.volume {
             command.args(["--volume", volume]);
         }
-        command.args(["--", "sh", "-c", COPY, "mojim"]);
-        command.arg(to).args(from);
+        command.arg("--").arg(&mojim).arg("__carry");
+        command.args(special.then_some("--special"));
+        command.arg("--").arg(to).args(from);
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut progress = Progress::new(all);
@@ -267,6 +300,61 @@ impl At {
                 to.display()
             ),
         }
+    }
+}
+
+/// Copies within a mount of the volume, and ends as the copying does.
+#[derive(clap::Args)]
+pub struct Carry {
+    /// Setuid and setgid bits, and devices, too.
+    #[arg(long)]
+    special: bool,
+    /// The directory that gets the copies, without a link on the way.
+    to: PathBuf,
+    /// What is copied.
+    from: Vec<PathBuf>,
+}
+
+impl Carry {
+    /// Runs it; returns only if it cannot begin.
+    pub fn run(self) -> Done {
+        let at = |e: Errno| Failure::failed(format!("{}: {e}", self.to.display()));
+        // It was resolved before: a link on the way is there since.
+        let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let to = fs::openat2(CWD, &self.to, how, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        let to = to.map_err(at)?;
+        let (name, new) = private_in(&to).map_err(at)?;
+        // Without CLOEXEC: the programs that the shell starts have them, too.
+        let kept = |fd: &OwnedFd| -> Result<String, Failure> {
+            let kept = rustix::io::fcntl_dupfd_cloexec(fd, KEPT).map_err(at)?;
+            rustix::io::fcntl_setfd(&kept, FdFlags::empty()).map_err(at)?;
+            Ok(format!("/proc/self/fd/{}", kept.into_raw_fd()))
+        };
+        let mut sh = Command::new("sh");
+        sh.args(["-c", COPY, "mojim", &kept(&to)?]).arg(&self.to);
+        sh.args([&kept(&new)?, &name]);
+        sh.arg(if self.special { "" } else { "strip" });
+        Err(sh.args(&self.from).exec().into())
+    }
+}
+
+/// From here on are the descriptors that the shell gets: its own are below.
+const KEPT: RawFd = 100;
+
+/// Makes a directory in `to` that nobody else can enter. Its name, and itself: whatever has the name
+/// later.
+fn private_in(to: &OwnedFd) -> Result<(String, OwnedFd), Errno> {
+    let random = std::hash::RandomState::new().hash_one(std::process::id());
+    let name = format!(".copy.{:08x}", random as u32);
+    fs::mkdirat(to, &name, Mode::RWXU)?;
+    let how = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let new = fs::openat(to, &name, how, Mode::empty())?;
+    // Who may write to `to` may have put another one there.
+    let found = fs::fstat(&new)?;
+    let ours = found.st_uid == rustix::process::geteuid().as_raw();
+    match ours && found.st_mode & 0o7777 & !libc::S_ISGID == 0o700 {
+        true => Ok((name, new)),
+        false => Err(Errno::PERM),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mojim::ReaderFiles;
 use mojim_config::{Config, Failover, Node, Volume, Working};
-use mojim_mount::{Mounted, Options, Reading};
+use mojim_mount::{Flags, Mounted, Options, Reading};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 
@@ -75,6 +75,10 @@ pub struct Mount {
     /// For programs under `mojim run`: ends when none of them has the mount any more.
     #[arg(long, hide = true, conflicts_with_all = ["wait", "json"])]
     while_used: bool,
+    /// What the mount allows, as mount(8) has it: ro, suid, dev, noexec, noatime. Without `suid` and
+    /// `dev`, setuid and setgid bits do not count there, and device files cannot be opened.
+    #[arg(short = 'o', long = "options", value_parser = Flags::parse, default_value = "", hide_default_value = true, value_name = "OPTIONS")]
+    options: Flags,
     /// Print the ready line as JSON.
     #[arg(long)]
     json: bool,
@@ -107,6 +111,7 @@ enum Over {
 impl Mount {
     /// Mounts, and returns when that is over.
     pub fn run(self) -> Done {
+        mojim_linux::hide_memory();
         signals::block()?;
         log::install(&self.name, self.log)?;
         if self.while_used {
@@ -172,7 +177,7 @@ impl Mount {
     /// A mount that only shows.
     fn run_read(&self, config: &Config, volume: &Volume) -> Done {
         let files = ReaderFiles::attach(config, &self.name, Some(&volume.name), Reading::KEEPS)?;
-        let reading = Reading::over(files, &self.directory)?;
+        let reading = Reading::over(files, &self.directory, self.options)?;
         self.say_ready(&volume.name)?;
         while !reading.is_over() && !signals::came_within(TURN)? {}
         reading.end()?;
@@ -287,6 +292,7 @@ impl Mount {
         let options = Options {
             atomic_volume: self.atomic == Atomic::Volume,
             commit_interval: self.commit_interval.0,
+            flags: self.options,
             ..Options::default()
         };
         Ok(Mounted::over(attached, &self.directory, options)?)

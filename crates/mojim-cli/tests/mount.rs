@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -516,6 +517,61 @@ fn a_mount_says_what_it_cannot_do() {
 }
 
 /// A call that changes something was refused because the directory only shows.
+/// Whoever writes to a volume, on whatever node, chooses modes and owners: in a mount by root, a setuid
+/// file of root's that another node had planted ran as root.
+#[test]
+fn a_mount_gives_no_rights_unless_they_are_asked_for() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("left out: a mount that gives rights needs root");
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    // Others get that far.
+    let path = c
+        .dir
+        .ancestors()
+        .take_while(|d| d.metadata().is_ok_and(|m| m.mode() & 1 == 0));
+    let closed = path.count() > 0;
+    for (args, gives) in [(&[][..], false), (&["-o", "suid,dev,noatime"], true)] {
+        let m = Mount::new(&c, "a", args);
+        let (id, null) = (m.at.join("id"), m.at.join("null"));
+        if !gives {
+            fs::copy("/usr/bin/id", &id).unwrap();
+            fs::set_permissions(&id, fs::Permissions::from_mode(0o4755)).unwrap();
+            let device = rustix::fs::makedev(1, 3);
+            let (kind, mode) = (rustix::fs::FileType::CharacterDevice, 0o666.into());
+            rustix::fs::mknodat(rustix::fs::CWD, &null, kind, mode, device).unwrap();
+        }
+        assert_eq!(fs::read(&null).is_ok(), gives);
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        let mine = mounts
+            .lines()
+            .find(|l| l.contains(m.at.to_str().unwrap()))
+            .unwrap();
+        assert_eq!(
+            mine.contains("nosuid") && mine.contains("nodev"),
+            !gives,
+            "{mine}"
+        );
+        assert_eq!(mine.contains("noatime"), gives, "{mine}");
+        if !closed {
+            let mut as_nobody = Command::new(&id);
+            let said = as_nobody.arg("-u").uid(65534).gid(65534).output().unwrap();
+            let expected = if gives { "0\n" } else { "65534\n" };
+            assert_eq!(text(&said.stdout), expected, "{}", text(&said.stderr));
+        }
+        m.end();
+    }
+    let m = Mount::new(&c, "a", &["-o", "ro,noexec"]);
+    is_read_only(fs::write(m.at.join("new"), ""), "ro");
+    let ran = Command::new(m.at.join("id")).status();
+    assert_eq!(ran.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    m.end();
+    let refused = c.mojim("mount", &["--name", "a", "-o", "allow_other", "/"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
 fn is_read_only<T: std::fmt::Debug>(done: io::Result<T>, what: &str) {
     let e = done.expect_err(what);
     assert_eq!(e.raw_os_error(), Some(libc::EROFS), "{what}: {e}");

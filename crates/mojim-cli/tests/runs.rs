@@ -395,6 +395,10 @@ fn directories_are_imported_and_exported() {
         let refused = out_of("export", &["--path", no, &to]);
         assert_eq!(refused.status.code(), Some(2), "{no}");
     }
+    assert!(fs::read_dir(&out).unwrap().all(|e| {
+        let name = e.unwrap().file_name();
+        !name.to_str().unwrap().starts_with(".copy")
+    }));
     // What a volume does not rename as one would come in parts.
     let many = home.join("many");
     fs::create_dir(&many).unwrap();
@@ -405,6 +409,37 @@ fn directories_are_imported_and_exported() {
         refused.status.code() == Some(2) && why.contains("--in-parts"),
         "{why}"
     );
+}
+
+/// Whoever writes to a volume, on whatever node, chooses modes and owners: an export by root made a
+/// setuid file of root's and a device of that, where any user of the machine could use them.
+#[test]
+fn an_export_gives_no_rights_unless_they_are_asked_for() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let file = r.dir("a").join("f").to_str().unwrap().to_owned();
+    let make = format!("cp /bin/true {file}; chmod 6755 {file}; mknod {file}.null c 1 3");
+    r.says("a", &["sh", "-c", &make]);
+    r.await_end("a");
+    for (special, mode) in [(false, 0o755), (true, 0o6755)] {
+        let out = r.c.dir.join(format!("out-{special}"));
+        fs::create_dir(&out).unwrap();
+        let keep = special.then_some("--special");
+        let args = ["--name", "a", out.to_str().unwrap()];
+        let args: Vec<&str> = args.into_iter().chain(keep).collect();
+        let done = r.c.mojim("export", &args);
+        let said = text(&done.stderr);
+        assert!(done.status.success(), "{said}");
+        assert_eq!(
+            said.contains("1 devices") && said.contains("of 1 files"),
+            !special
+        );
+        let found = fs::metadata(out.join("f")).unwrap().mode() & 0o7777;
+        assert_eq!(found, mode);
+        assert_eq!(out.join("f.null").exists(), special);
+        r.await_end("a");
+    }
 }
 
 /// Where the import below stands when everything on its node dies.

@@ -22,6 +22,7 @@ use mojim_env::{Error, File};
 use rustix::io::Errno;
 
 use crate::cells::{Attributes, Kind, Time};
+use crate::flags::Flags;
 use crate::lost::Lost;
 use crate::overlay::Overlay;
 use crate::room::{NAME, Room};
@@ -47,6 +48,8 @@ pub struct Options {
     pub commit_interval: Option<Duration>,
     /// Bytes that may wait for a sync point: more are committed early.
     pub most_waiting: usize,
+    /// What the mount allows.
+    pub flags: Flags,
 }
 
 impl Default for Options {
@@ -55,6 +58,7 @@ impl Default for Options {
             atomic_volume: false,
             commit_interval: Some(Duration::from_secs(5)),
             most_waiting: 64 << 20,
+            flags: Flags::default(),
         }
     }
 }

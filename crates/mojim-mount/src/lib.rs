@@ -30,6 +30,7 @@ mod beside;
 mod cells;
 mod commit;
 mod directory;
+mod flags;
 mod fs;
 mod fuse;
 mod lost;
@@ -39,6 +40,7 @@ mod read;
 mod room;
 mod tree;
 
+pub use flags::Flags;
 use fs::Fs;
 pub use fs::Options;
 pub use read::Reading;
@@ -85,6 +87,7 @@ impl Mounted {
             most_waiting,
             ..options
         };
+        let flags = options.flags;
         let fs = Fs::open(volume, options, uid.as_raw(), gid.as_raw())?;
         let shared = Arc::new(Shared {
             fs,
@@ -98,10 +101,9 @@ impl Mounted {
             MountOption::FSName(name),
             MountOption::Subtype("mojim".into()),
             MountOption::DefaultPermissions,
-            MountOption::NoDev,
         ];
+        config.mount_options.extend(flags.options());
         if uid.is_root() {
-            config.mount_options.push(MountOption::Suid);
             config.acl = SessionACL::All;
         }
         config.n_threads = Some(THREADS);

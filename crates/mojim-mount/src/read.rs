@@ -31,6 +31,7 @@ use rustix::io::Errno;
 
 use crate::cells::Kind;
 use crate::directory;
+use crate::flags::Flags;
 use crate::fs::{Entry, Result, Seen, lock, now};
 use crate::fuse::{MOST, attr, kind, no, xattr};
 use crate::tree::{Asker, NAMES, Node, ROOT, Tree};
@@ -58,24 +59,27 @@ impl Reading {
     /// The file of a volume whose bytes are to be part of a listing.
     pub const KEEPS: &str = NAMES;
 
-    /// Shows `files`, whose listing keeps [`Reading::KEEPS`], over `directory`.
+    /// Shows `files`, whose listing keeps [`Reading::KEEPS`], over `directory`, which allows what `flags`
+    /// say, but changes.
     ///
     /// # Errors
     /// What the node says; `Damaged` if the file of names is; `Io` if the system does not let this
     /// process mount.
-    pub fn over(files: ReaderFiles, directory: &Path) -> mojim_env::Result<Reading> {
+    pub fn over(files: ReaderFiles, directory: &Path, flags: Flags) -> mojim_env::Result<Reading> {
         let name = format!("mojim:{}", files.name());
         let shows = Shows::new(files);
         shows.refresh(&mut lock(&shows.tree))?;
         let mut config = Config::default();
         config.mount_options = vec![
-            MountOption::RO,
             MountOption::FSName(name),
             MountOption::Subtype("mojim".into()),
             MountOption::DefaultPermissions,
-            MountOption::NoDev,
-            MountOption::NoSuid,
         ];
+        let flags = Flags {
+            read_only: true,
+            ..flags
+        };
+        config.mount_options.extend(flags.options());
         if rustix::process::getuid().is_root() {
             config.acl = SessionACL::All;
         }
