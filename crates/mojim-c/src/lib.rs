@@ -235,7 +235,7 @@ unsafe fn which<'a>(
             text_or_none(name, "volume")?,
         )
     };
-    let config = Config::load(Path::new(config)).map_err(|e| Error::Config(e.to_string()))?;
+    let config = engine::load_config(Path::new(config))?;
     Ok((config, node, name))
 }
 
@@ -872,7 +872,7 @@ unsafe fn path_of(
             )
         };
         let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
-        let config = Config::load(Path::new(config)).map_err(wrong)?;
+        let config = engine::load_config(Path::new(config))?;
         let name = &config.volume(name).map_err(wrong)?.name;
         let path = path(config.node(node).map_err(wrong)?, name);
         let bytes = path.as_os_str().as_bytes();

@@ -1,11 +1,12 @@
 //! `mojim clean`: what unclean ends have left in memory.
 
-use std::io::Write;
 use std::path::PathBuf;
 
+use mojim_format::shown::shown;
 use mojim_linux::rings;
 
 use crate::failure::{Done, Failure};
+use crate::output;
 
 /// List the memory of nodes and volumes that are gone, or remove it.
 ///
@@ -27,7 +28,6 @@ impl Clean {
     /// Runs it.
     pub fn run(self) -> Done {
         let left = rings::left_in(&self.ring).map_err(|e| Failure::failed(e.to_string()))?;
-        let mut out = std::io::stdout();
         for l in &left {
             let (path, of) = (l.path.display(), l.of.display());
             let done = match self.remove {
@@ -37,11 +37,9 @@ impl Clean {
                 }
                 false => "left",
             };
-            writeln!(
-                out,
-                "{done}: {path}, {} bytes, of {of}, which is gone",
-                l.bytes
-            )?;
+            let line = format!("{done}: {path}, {} bytes, of {of}, which is gone", l.bytes);
+            // Other users name what lies in a directory of theirs.
+            output::text(&format!("{}\n", shown(&line)))?;
         }
         Ok(u8::from(!left.is_empty() && !self.remove))
     }

@@ -272,7 +272,8 @@ trait Asks {
 
 impl Asks for Asked {
     fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
-        Asked::ask(self, request)
+        // Names are compared as they are.
+        Asked::ask_raw(self, request)
     }
 
     fn who(&self) -> &str {

@@ -1,6 +1,5 @@
 //! `mojim config`: checks a configuration and shows it with every default filled in.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::load;
 use crate::failure::Done;
+use crate::output;
 
 /// Check a configuration file and print it with every default filled in.
 ///
@@ -28,11 +28,9 @@ impl Check {
     /// Runs it.
     pub fn run(self) -> Done {
         let config = load(&self.config)?;
-        let mut out = std::io::stdout().lock();
-        if self.json {
-            writeln!(out, "{:#}", data(&config))?;
-        } else {
-            out.write_all(text(&config).as_bytes())?;
+        match self.json {
+            true => output::json_lines(&data(&config))?,
+            false => output::text(&text(&config))?,
         }
         Ok(0)
     }

@@ -8,6 +8,8 @@
 
 use std::io::{self, Write};
 
+use mojim_format::shown::shown;
+
 /// Why a subcommand failed.
 #[derive(Debug)]
 pub struct Failure {
@@ -65,7 +67,7 @@ impl Failure {
 pub fn say_on_stderr(text: &str) {
     let mut err = io::stderr().lock();
     for line in text.lines() {
-        let _ = writeln!(err, "mojim: {line}");
+        let _ = writeln!(err, "mojim: {}", shown(line));
     }
 }
 

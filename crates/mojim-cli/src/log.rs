@@ -19,6 +19,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mojim_format::shown::{shown, shown_json};
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -142,7 +143,10 @@ where
         };
         drop(limit);
         match self.form {
-            Form::Json => writeln!(to, "{}", self.json(of, said, left_out)),
+            Form::Json => {
+                let line = self.json(of, said, left_out).to_string();
+                writeln!(to, "{}", shown_json(&line))
+            }
             Form::Text => {
                 let more = match left_out {
                     0 => String::new(),
@@ -170,14 +174,7 @@ impl Lines {
         for (name, value) in &said.more {
             text += &format!(" {name}={}", plain(value.clone()));
         }
-        let mut line = String::with_capacity(text.len());
-        for c in text.chars() {
-            match c.is_control() {
-                true => line.extend(c.escape_default()),
-                false => line.push(c),
-            }
-        }
-        line
+        shown(&text).into_owned()
     }
 
     fn json(&self, of: &Metadata<'_>, said: Said, left_out: u64) -> Value {

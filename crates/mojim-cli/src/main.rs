@@ -18,6 +18,7 @@ mod demo;
 mod docs;
 mod failover;
 mod failure;
+mod heard;
 mod interval;
 mod keys;
 mod latency;
@@ -25,6 +26,7 @@ mod log;
 mod mount;
 mod namespace;
 mod node;
+mod output;
 mod processes;
 #[path = "../../mojim-preload/src/program.rs"]
 mod program;
@@ -82,6 +84,8 @@ enum Word {
     Man(docs::Man),
     #[command(name = "__append", hide = true)]
     Append(append::Append),
+    #[command(name = "__carry", hide = true)]
+    Carry(carry::Carry),
     #[command(name = "__touch", hide = true)]
     Touch(tiers::Touch),
     #[command(name = "__latency", hide = true)]
@@ -128,6 +132,7 @@ fn run(cli: Cli) -> Done {
         Word::Completions(w) => w.run(Cli::command()),
         Word::Man(w) => w.run(Cli::command()),
         Word::Append(w) => w.run(),
+        Word::Carry(w) => w.run(),
         Word::Touch(w) => w.run(),
         Word::Latency(w) => w.run(),
         Word::Replica(w) => w.run(),

@@ -91,6 +91,7 @@ pub fn raise_descriptors() {
 impl Node {
     /// Runs it.
     pub fn run(self) -> Done {
+        mojim_linux::hide_memory();
         log::install(&self.name, self.log)?;
         let me = &self.name;
         let mut config = load(&self.config)?;

@@ -1,6 +1,5 @@
 //! `mojim promote`: makes a mirror the primary, by an operator's word.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use mojim_replica::request::Request;
@@ -8,6 +7,7 @@ use serde_json::json;
 
 use crate::ask::{LONG, demand, load};
 use crate::failure::{Done, Failure};
+use crate::output;
 
 /// Make a node the primary of a volume, after its primary has died.
 ///
@@ -84,26 +84,23 @@ impl Promote {
                 force: self.force,
             },
         )?;
-        let mut out = std::io::stdout().lock();
         if self.json {
             let mut answer = answer;
             answer["volume"] = json!(volume.name);
             answer["node"] = json!(node.name);
-            writeln!(out, "{answer}")?;
+            output::json(&answer)?;
             return Ok(0);
         }
         if answer["already"] == true {
-            writeln!(
-                out,
-                "volume {}: node {} is the primary already, since epoch {}",
+            output::text(&format!(
+                "volume {}: node {} is the primary already, since epoch {}\n",
                 volume.name, node.name, answer["epoch"]
-            )?;
+            ))?;
         } else {
-            writeln!(
-                out,
-                "volume {}: node {} is the primary from epoch {}, last LSN {}",
+            output::text(&format!(
+                "volume {}: node {} is the primary from epoch {}, last LSN {}\n",
                 volume.name, node.name, answer["epoch"], answer["last_lsn"]
-            )?;
+            ))?;
         }
         Ok(0)
     }

@@ -5,17 +5,18 @@
 //! difference. The operator must know which of the two copies is right.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
+use mojim_format::shown::shown;
 use mojim_replica::request::{Request, Since};
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, SHORT, STATUS, ask, load, plain};
 use crate::compare::{Found, compare, count};
 use crate::failure::{Done, Failure};
+use crate::output;
 use crate::status::{gather, holders};
 
 /// How long a page may be too far behind to be rewritten, and a copy may stand still.
@@ -74,7 +75,10 @@ impl Repair {
         if found.differences.is_empty() && !self.anew {
             return match found.undecided {
                 None => self.say(volume, node, &found, 0, false),
-                Some(why) => Err(Failure::failed(format!("cannot be compared now: {why}"))),
+                Some(why) => {
+                    let why = shown(&why);
+                    Err(Failure::failed(format!("cannot be compared now: {why}")))
+                }
             };
         }
         let pages: Vec<(u64, u64)> = found.differences.iter().filter_map(|d| d.page).collect();
@@ -89,7 +93,7 @@ impl Repair {
         if anew {
             copy_anew(&config, volume, node, epoch)?;
         } else {
-            let mut at = Asked::connect(&config, node, LONG)?;
+            let mut at = Asked::to_order(&config, node, LONG)?;
             for (id, offset) in &pages {
                 rewrite(&mut at, volume, *id, *offset)?;
             }
@@ -98,13 +102,15 @@ impl Repair {
         if let Some(d) = after.differences.first() {
             return Err(Failure::failed(format!(
                 "volume {}: still different: {}",
-                volume.name, d.what
+                volume.name,
+                shown(&d.what)
             )));
         }
         if let Some(why) = &after.undecided {
             return Err(Failure::failed(format!(
-                "volume {}: repaired, but it cannot be compared now: {why}",
-                volume.name
+                "volume {}: repaired, but it cannot be compared now: {}",
+                volume.name,
+                shown(why)
             )));
         }
         self.say(volume, node, &after, pages.len(), anew)
@@ -165,7 +171,7 @@ impl Repair {
         let differences = &found.differences;
         let files: BTreeSet<&str> = differences.iter().map(|d| d.file.as_str()).collect();
         let why = found.undecided.as_deref().unwrap_or("none was found");
-        let first = differences.first().map_or(why, |d| &d.what);
+        let first = shown(differences.first().map_or(why, |d| &d.what));
         let how = match anew {
             true => {
                 "its whole copy is made anew, by difference, and it is no mirror until then (one that cannot be used is given up at once)"
@@ -187,13 +193,12 @@ impl Repair {
     }
 
     fn say(&self, volume: &Volume, node: &Node, found: &Found, pages: usize, anew: bool) -> Done {
-        let mut out = std::io::stdout().lock();
         if self.json {
             let v = json!({
                 "volume": volume.name, "node": node.name, "equal": true, "lsn": found.lsn,
                 "pages": pages, "copied_anew": anew,
             });
-            writeln!(out, "{v}")?;
+            output::json(&v)?;
             return Ok(0);
         }
         let done = match (anew, pages) {
@@ -201,11 +206,10 @@ impl Repair {
             (false, 0) => "there was nothing to repair".to_owned(),
             (false, n) => format!("{n} pages of 4 KiB were rewritten"),
         };
-        writeln!(
-            out,
-            "volume {}, node {}: {done}; the copies are equal at LSN {}",
+        output::text(&format!(
+            "volume {}, node {}: {done}; the copies are equal at LSN {}\n",
             volume.name, node.name, found.lsn
-        )?;
+        ))?;
         Ok(0)
     }
 }

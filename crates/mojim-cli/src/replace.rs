@@ -22,6 +22,7 @@ use toml_edit::{Array, DocumentMut, Item, TableLike};
 
 use crate::ask::{SHORT, STATUS, ask, load};
 use crate::failure::{Done, Failure, say_on_stderr};
+use crate::output;
 use crate::status::gather;
 
 /// The pause between two looks at what the nodes do by themselves.
@@ -249,13 +250,12 @@ impl Replace {
     }
 
     fn report(&self, outcome: Value) -> Done {
-        let mut out = std::io::stdout().lock();
         if self.json {
             let mut outcome = outcome;
             outcome["config"] = json!(self.config.display().to_string());
             outcome["replaced"] = json!(self.name);
             outcome["with"] = json!(self.with);
-            writeln!(out, "{outcome}")?;
+            output::json(&outcome)?;
             return Ok(0);
         }
         let mut t = format!("node {} has the place of node {}\n", self.with, self.name);
@@ -273,7 +273,7 @@ impl Replace {
                 "  node {n} did not answer: give it the new file before it is started again"
             );
         }
-        out.write_all(t.as_bytes())?;
+        output::text(&t)?;
         Ok(0)
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Owns the questions and the tables; `well` decides what counts as an ill.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,9 +11,15 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
+use crate::heard;
+use crate::output;
 use crate::well::{
     Expected, Ill, Voter, backup_line, copies, ills, is_level, is_stale, role, unused_line,
 };
+
+/// The version of the document of `--json`. It grows when a key changes its meaning or goes, not when
+/// one is new.
+const VERSION: u32 = 1;
 
 /// After so long what only a change of sessions shows is over.
 const MOMENT: Duration = Duration::from_millis(500);
@@ -48,7 +53,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
-/// promotion, primaries, copy, failed, room, strangers, stale, alone, link, behind, backup-away, backup-lag), `text`
+/// promotion, primaries, beyond, copy, failed, room, strangers, stale, alone, link, behind, backup-away, backup-lag), `text`
 /// and `do`, what to do about it.
 #[derive(clap::Args)]
 pub struct Status {
@@ -86,14 +91,33 @@ impl Status {
             }
         }
         let well = all["ok"] == true;
-        let mut out = std::io::stdout().lock();
-        if self.json {
-            writeln!(out, "{all:#}")?;
-        } else {
-            out.write_all(text(&all).as_bytes())?;
+        match self.json {
+            true => output::json_lines(&document(all))?,
+            false => output::text(&text(&all))?,
         }
         Ok(if well { 0 } else { 1 })
     }
+}
+
+/// The document of `--json`: numbers that no reader of JSON need read exactly are strings.
+fn document(mut all: Value) -> Value {
+    fn strings(v: &mut Value) {
+        match v {
+            Value::Array(all) => all.iter_mut().for_each(strings),
+            Value::Object(all) => {
+                for (key, v) in all {
+                    match (key.as_str(), v.as_u64()) {
+                        ("life" | "incarnation", Some(n)) => *v = json!(n.to_string()),
+                        _ => strings(v),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    strings(&mut all);
+    all["version"] = json!(VERSION);
+    all
 }
 
 /// The nodes that hold a volume, its first primary first.
@@ -173,6 +197,10 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Val
         threshold: v.secondary_threshold,
         voters: &voters,
     };
+    if v.failover == Failover::Automatic {
+        let votes = |name: &str| config.nodes.get(name).is_some_and(|n| n.vote);
+        heard::weigh(&mut nodes, votes);
+    }
     last_of_primary(&mut nodes);
     let ills = ills(&expected, &nodes);
     let stale: Vec<bool> = nodes.iter().map(|n| is_stale(n, &nodes)).collect();
@@ -229,6 +257,9 @@ fn node_row(n: &Node, v: &Volume, answer: &Value) -> Value {
             let why = answer["error"].as_str().map_or_else(unknown, str::to_owned);
             json!({ "error": why })
         });
+    if row["error"].is_string() && answer["beyond"] == true {
+        row["beyond"] = json!(true);
+    }
     row["reachable"] = json!(answers_at_all(answer));
     row["node"] = json!(n.name);
     row["address"] = json!(n.address.to_string());
@@ -293,7 +324,9 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
             // A node that refuses is alive.
             let answered = is_answer(&e);
             let says = if answered { "" } else { " does not answer" };
-            return json!({ "error": format!("{who}{says}: {}", plain(&e)), "answered": answered });
+            let error = format!("{who}{says}: {}", plain(&e));
+            let beyond = matches!(e, mojim::Error::Protocol(_));
+            return json!({ "error": error, "answered": answered, "beyond": beyond });
         }
     };
     if answer["node"] != node.name.as_str() {
@@ -552,7 +585,8 @@ fn copying(n: &Value) -> Option<String> {
         },
         done >> 20,
         total >> 20,
-        (done * 100).checked_div(total).unwrap_or(100),
+        // A file may grow while it is copied.
+        (done.min(total) * 100).checked_div(total).unwrap_or(100),
         number("moved") >> 20,
     ))
 }

@@ -3,17 +3,18 @@
 //! Owns the command's output; the comparison is `compare`.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use mojim_config::{Config, Volume};
+use mojim_format::shown::shown;
 use mojim_replica::request::Request;
 use serde_json::{Value, json};
 
 use crate::ask::{LONG, ask, load};
 use crate::compare::{compare_all, count};
 use crate::failure::{Done, Failure};
+use crate::output;
 use crate::status::holders;
 
 /// Compare the copies of a volume on its nodes, also while a program is attached.
@@ -82,19 +83,19 @@ impl Verify {
             )
         };
         let strangers = strangers(&config, volume);
-        let mut out = std::io::stdout().lock();
         if self.json {
             let mut json = json;
             json["volume"] = json!(volume.name);
             if !strangers.is_empty() {
                 json["strangers"] = json!(strangers);
             }
-            writeln!(out, "{json}")?;
+            output::json(&json)?;
         } else {
-            writeln!(out, "volume {}: {text}", volume.name)?;
+            let mut lines = format!("volume {}: {}\n", volume.name, shown(&text));
             for (node, s) in &strangers {
-                say_strangers(&mut out, node, s)?;
+                say_strangers(&mut lines, node, s);
             }
+            output::text(&lines)?;
         }
         Ok(match strangers.is_empty() {
             true => code,
@@ -128,7 +129,7 @@ fn strangers(config: &Config, volume: &Volume) -> BTreeMap<String, Value> {
     all
 }
 
-fn say_strangers(out: &mut impl Write, node: &str, s: &Value) -> std::io::Result<()> {
+fn say_strangers(out: &mut String, node: &str, s: &Value) {
     let path = s["path"].as_str().unwrap_or_default();
     let names = |key: &str| {
         s[key]
@@ -138,32 +139,19 @@ fn say_strangers(out: &mut impl Write, node: &str, s: &Value) -> std::io::Result
             .filter_map(Value::as_str)
     };
     for name in names("unknown") {
-        writeln!(
-            out,
-            "node {node}: {path}/{name} is not the volume's, and on this node only"
-        )?;
+        *out += &format!("node {node}: {path}/{name} is not the volume's, and on this node only\n");
     }
     for what in names("changed") {
-        writeln!(
-            out,
-            "node {node}: {path}: {what}: somebody changed it past Mojim"
-        )?;
+        *out += &format!("node {node}: {path}: {what}: somebody changed it past Mojim\n");
     }
     for (key, of) in [("unknown_count", "unknown"), ("changed_count", "changed")] {
         let count = s[key].as_u64().unwrap_or(0);
         let more = count.saturating_sub(names(of).count() as u64);
         if more > 0 {
-            writeln!(
-                out,
-                "node {node}: {path}: {more} more files like the last one"
-            )?;
+            *out += &format!("node {node}: {path}: {more} more files like the last one\n");
         }
     }
     if s["all_seen"] == false {
-        writeln!(
-            out,
-            "node {node}: {path}: there are more files than were looked at"
-        )?;
+        *out += &format!("node {node}: {path}: there are more files than were looked at\n");
     }
-    Ok(())
 }

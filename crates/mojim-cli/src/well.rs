@@ -168,6 +168,7 @@ const ROOM_BY_HAND: &str = "make room where the message says that there is none:
 /// Added to the advice about voters: the other lines do not repeat it.
 const BEFORE: &str =
     "; before that, nobody can do what is advised here about programs, promotions and places";
+const BEYOND: &str = "end the daemon there: it is broken, of another version, or not the node's, whose key is then in other hands (docs/threats.md)";
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
@@ -614,6 +615,7 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
             ill.todo = todo;
             ill
         }
+        (true, false) if n["beyond"] == true => Ill::new(name, "beyond", e.to_owned(), BEYOND),
         (true, false) => Ill::new(name, "refused", e.to_owned(), REFUSED),
     }
 }

@@ -483,7 +483,7 @@ fn a_mirror_that_is_distrusted_waits_for_a_word() {
     // Its daemon lives on: nobody takes over, and nobody sends a copy.
     hold(&c, "a", "b", |s| p.signal(s));
     let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
-    let b = Address::Tcp(([127, 0, 0, 1], c.ports[1].number).into());
+    let b = Address::Unix(c.dir.join("b/.mojim/node.sock"));
     let volume = "v".to_owned();
     let client = Client::connect(&env, &b, "failover", DEADLINE);
     let asked = client.and_then(|mut b| b.ask(&Request::CopyAnew { volume, epoch: 0 }));

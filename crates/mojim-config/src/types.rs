@@ -506,6 +506,14 @@ impl Config {
                 voters - 1
             ));
         }
+        if self.keys.is_none() && self.nodes.values().any(|n| !n.address.ip().is_loopback()) {
+            all.push(
+                "insecure_network: whoever reaches a node's address can read and change every volume, \
+                 act as any node, and promote one; make keys (`mojim keys`) where anybody else is on \
+                 that network"
+                    .to_owned(),
+            );
+        }
         for volume in self.volumes.values() {
             self.warn_of(volume, &mut all);
         }

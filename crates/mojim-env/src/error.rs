@@ -1,48 +1,52 @@
 //! The engine's errors: one enum; each case is an operating error, whose text says
 //! what failed, where, and what to do. Broken invariants are assertions instead.
+//!
+//! Invariant: an error's text is one line (the configuration's: one for each mistake) and has nothing
+//! that a terminal acts on, whatever a peer, a file's name or a program has put into it.
 
 use std::io;
 use std::path::PathBuf;
 
 use mojim_format::message::RefuseCode;
+use mojim_format::shown::{shown, shown_lines};
 
 /// What went wrong. [`Error::errno`] is what the C interface reports.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// An argument breaks the call's rules.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Invalid(String),
     /// There is no such file, volume or node.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     NotFound(String),
     /// It exists already.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Exists(String),
     /// Another process, or another mapping, holds it.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Busy(String),
     /// Mojim cannot do this, and says so instead of doing it wrongly.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Unsupported(String),
     /// It can only be read here.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     ReadOnly(String),
     /// The mirror made no progress for `resend_timeout` × `resend_attempts`. The sync
     /// point is in doubt: it is there whole or not at all.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Timeout(String),
     /// A newer view has another primary: this one cannot commit any more.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Stale(String),
     /// A log or data file failed; nothing is acknowledged until it is
     /// attached again and verified (`docs/invariants.md`, 6).
-    #[error("poisoned: {0}")]
+    #[error("poisoned: {}", shown(.0))]
     Poisoned(String),
     /// As [`Error::Poisoned`], because there is no room on the disk.
-    #[error("poisoned: {0}; make room on that disk, then attach again")]
+    #[error("poisoned: {}; make room on that disk, then attach again", shown(.0))]
     Full(String),
     /// Stored bytes are not what they should be.
-    #[error("{path}: {what}")]
+    #[error("{}: {}", shown(&.path.display().to_string()), shown(.what))]
     Damaged {
         /// Where.
         path: PathBuf,
@@ -50,10 +54,10 @@ pub enum Error {
         what: String,
     },
     /// The peer broke the protocol.
-    #[error("{0}")]
+    #[error("{}", shown(.0))]
     Protocol(String),
     /// The peer refused, over a link of a session.
-    #[error("{text}")]
+    #[error("{}", shown(.text))]
     Refused {
         /// Why, for programs.
         code: RefuseCode,
@@ -61,7 +65,7 @@ pub enum Error {
         text: String,
     },
     /// A node refused a request.
-    #[error("the node says: {text}")]
+    #[error("the node says: {}", shown(.text))]
     Answered {
         /// Its error number.
         errno: i32,
@@ -69,10 +73,10 @@ pub enum Error {
         text: String,
     },
     /// The configuration is wrong; every mistake is in the text.
-    #[error("{0}")]
+    #[error("{}", shown_lines(.0))]
     Config(String),
     /// The operating system refused.
-    #[error("{what}: {error}")]
+    #[error("{}: {}", shown(.what), shown(.error))]
     Io {
         /// What was tried, and where.
         what: String,
@@ -128,7 +132,7 @@ impl Error {
     /// there is room.
     pub fn cause(&self) -> String {
         match self {
-            Error::Full(what) => format!("poisoned: {what}"),
+            Error::Full(what) => format!("poisoned: {}", shown(what)),
             e => e.to_string(),
         }
     }

@@ -16,6 +16,7 @@ pub mod frame;
 pub mod message;
 pub mod pad;
 pub mod record;
+pub mod shown;
 pub mod superblock;
 
 pub use catalog::{Catalog, CatalogEntry};

@@ -46,21 +46,37 @@ pub struct Door<'a> {
     keys: Option<Arc<Keys>>,
     /// The oldest first.
     waiting: Vec<Knocking>,
-    refused: Refused,
+    refused: Refusals,
 }
 
-/// Refusals that are not reported yet.
+/// Refusals that are not reported yet: whoever knocks again and again, from whatever port and with
+/// whatever words, makes a line a second.
 #[derive(Default)]
-struct Refused {
+pub struct Refusals {
     count: u64,
     last: String,
     told: Option<Duration>,
 }
 
-impl Refused {
-    fn note(&mut self, who: &Tls, why: &dyn std::fmt::Display) {
+impl Refusals {
+    /// Notes that a peer was refused.
+    pub fn note(&mut self, peer: &str, why: &dyn std::fmt::Display) {
         self.count += 1;
-        self.last = format!("{}: {why}", who.socket().peer());
+        self.last = format!("{peer}: {why}");
+    }
+
+    /// What was refused since the last call, from time to time.
+    pub fn take(&mut self) -> Option<String> {
+        if self.count == 0 || self.told.is_some_and(|t| now() < t + TELL) {
+            return None;
+        }
+        let more = match self.count {
+            1 => String::new(),
+            n => format!(", and {} others since the last message", n - 1),
+        };
+        let text = format!("refused {}{more}", self.last);
+        (self.count, self.told) = (0, Some(now()));
+        Some(text)
     }
 }
 
@@ -72,7 +88,7 @@ impl<'a> Door<'a> {
             listener,
             keys: keys.filter(|_| tcp),
             waiting: Vec::new(),
-            refused: Refused::default(),
+            refused: Refusals::default(),
         }
     }
 
@@ -112,17 +128,7 @@ impl<'a> Door<'a> {
 
     /// What was refused since the last call, from time to time.
     pub fn refusals(&mut self) -> Option<String> {
-        let r = &mut self.refused;
-        if r.count == 0 || r.told.is_some_and(|t| now() < t + TELL) {
-            return None;
-        }
-        let more = match r.count {
-            1 => String::new(),
-            n => format!(", and {} others since the last message", n - 1),
-        };
-        let text = format!("refused {}{more}", r.last);
-        (r.count, r.told) = (0, Some(now()));
-        Some(text)
+        self.refused.take()
     }
 
     #[cfg(test)]
@@ -163,8 +169,10 @@ impl<'a> Door<'a> {
         let late = |k: &Knocking| k.since + PATIENCE <= now();
         let n = self.waiting.iter().take_while(|k| late(k)).count();
         for k in self.waiting.drain(..n) {
-            self.refused
-                .note(&k.conn, &"it took too long to prove its name");
+            self.refused.note(
+                &k.conn.socket().peer(),
+                &"it took too long to prove its name",
+            );
             k.conn.close();
         }
     }
@@ -182,7 +190,8 @@ impl<'a> Door<'a> {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
-                    self.refused.note(&self.waiting[i].conn, &e);
+                    let peer = self.waiting[i].conn.socket().peer();
+                    self.refused.note(&peer, &e);
                     gone.push(i);
                 }
             }
@@ -205,8 +214,10 @@ impl<'a> Door<'a> {
         let oldest = self.waiting.iter().position(|k| counts[&k.source] == most);
         // The newcomer may be the only one of the most: then anyone.
         let k = self.waiting.remove(oldest.unwrap_or(0));
-        self.refused
-            .note(&k.conn, &"too many connections are half open");
+        self.refused.note(
+            &k.conn.socket().peer(),
+            &"too many connections are half open",
+        );
         k.conn.close();
     }
 }

@@ -11,9 +11,9 @@ mod tls;
 pub mod trust;
 
 pub use disk::free_bytes;
-pub use door::Door;
+pub use door::{Door, Refusals};
 pub use flush::{flush_kind, flush_range};
-pub use linux::Os;
+pub use linux::{Os, hide_memory};
 pub use memory::{Mapping, guard_sigbus};
 pub use net::{Listener, check_local_peer, unix_address};
 pub use tls::Keys;

@@ -82,6 +82,14 @@ impl Mapping {
         })
     }
 
+    /// Keeps it out of core dumps: records are the bytes of the volume.
+    fn leave_out_of_dumps(&self) {
+        // SAFETY: the mapping is our own, and its bytes stay as they are.
+        let done = unsafe { mm::madvise(self.addr.cast(), self.len, mm::Advice::LinuxDontDump) };
+        // A kernel without it dumps more.
+        let _ = done;
+    }
+
     /// The descriptor of the file that is mapped.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -167,7 +175,9 @@ pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
     if mapped.is_err() && made {
         let _ = place.unlink();
     }
-    Ok(mapped?.into_memory())
+    let mapped = mapped?;
+    mapped.leave_out_of_dumps();
+    Ok(mapped.into_memory())
 }
 
 /// See [`mojim_env::Env::anonymous_memory`].

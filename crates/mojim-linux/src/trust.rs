@@ -9,11 +9,13 @@
 //!   and /dev/shm are) belongs to this process's user or to root.
 //! - So does the directory at the end, and nobody else may write to it. The exception is
 //!   a sticky directory of root's, of which the entry that is used is checked, too.
+//! - Nobody else may change the configuration's file, nor the way to it.
 //! - A directory of keys may be another user's if this process is root's: root may use
 //!   the keys with which a service of this host proves its name.
 
 use super::error;
-use mojim_env::descriptors;
+use mojim_config::Config;
+use mojim_env::{Error, Result, descriptors};
 use rustix::fd::OwnedFd;
 use rustix::fs::{self, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
@@ -220,6 +222,73 @@ pub(super) fn check_keys(path: &Path) -> io::Result<()> {
     check_closed(&at, &s)
 }
 
+/// Reads and checks the configuration, which nobody else may change: it says where everything lies, and
+/// who is believed.
+pub fn load(path: &Path) -> Result<Config> {
+    let wrong = |e: io::Error| Error::Config(format!("{}: {e}", path.display()));
+    check_configuration(path).map_err(wrong)?;
+    Config::load(path).map_err(|e| Error::Config(e.to_string()))
+}
+
+/// Fails if another user owns this file, or can change it or the way to it. The file of a user whose
+/// group is its own may be open to that group, as many systems make it.
+fn check_configuration(path: &Path) -> io::Result<()> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let name = path.file_name().ok_or(Errno::ISDIR)?.to_owned();
+        // Reading it reports that it is missing.
+        let Some((at, dir)) = walk(super::disk::parent(&path), false)? else {
+            return Ok(());
+        };
+        let entry = match open_entry(&dir, &name) {
+            Err(Errno::NOENT) => return Ok(()),
+            entry => entry?,
+        };
+        let mut s = fs::fstat(&entry)?;
+        let parent = fs::fstat(&dir)?;
+        check_way(&at, &parent)?;
+        if is_open(&parent) {
+            check_owner(&path, &s)?;
+        }
+        if FileType::from_raw_mode(s.st_mode) == FileType::Symlink {
+            let to = fs::readlinkat(&entry, "", Vec::new())?;
+            path = at.join(OsStr::from_bytes(to.to_bytes()));
+            continue;
+        }
+        if s.st_gid == s.st_uid {
+            s.st_mode &= !0o020;
+        }
+        return check_key(&path, &s);
+    }
+    Err(Errno::LOOP.into())
+}
+
+/// Calls `f` as the user who owns `path`, if this process is root's: for what that user's processes ask
+/// the kernel of who calls them. Only the calling thread is that user meanwhile.
+pub fn as_owner_of<T>(path: &Path, f: impl FnOnce() -> T) -> T {
+    struct Root;
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let done = set_effective(0);
+            // With another user's rights this process would do the rest wrongly.
+            done.expect("the saved user is root");
+        }
+    }
+    let owner = fs::stat(path).map_or(0, |s| s.st_uid);
+    let switches = rustix::process::geteuid().is_root() && owner != 0;
+    let _root = (switches && set_effective(owner).is_ok()).then(|| Root);
+    f()
+}
+
+/// Sets the calling thread's effective user.
+fn set_effective(user: u32) -> io::Result<()> {
+    // SAFETY: a system call on this thread's credentials, without memory.
+    match unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Fails if another user owns this file of keys, or can change it.
 pub(super) fn check_key(path: &Path, s: &Stat) -> io::Result<()> {
     check_key_owner(path, s)?;
@@ -339,6 +408,31 @@ mod tests {
         fs::chown(&keys, Some(Uid::from_raw(1)), None::<Gid>).unwrap();
         check_keys(&keys).unwrap();
         as_nobody(|| assert!(check_keys(&keys).is_err()));
+        // The configuration says where everything lies: nobody else may change it, nor give it.
+        let (config, link) = (dir.path().join("mojim.toml"), dir.path().join("link.toml"));
+        std::fs::write(&config, "").unwrap();
+        symlink("mojim.toml", &link).unwrap();
+        for at in [&config, &link] {
+            let nobody = || as_nobody(|| check_configuration(at).unwrap());
+            for (m, ours) in [(0o644, true), (0o664, true), (0o646, false)] {
+                mode(&config, m);
+                let found = check_configuration(at);
+                assert_eq!(found.is_ok(), ours, "{m:o}: {found:?}");
+            }
+            // Of a group that is not the user's own.
+            mode(&config, 0o664);
+            fs::chown(&config, None::<Uid>, Some(Gid::from_raw(1))).unwrap();
+            assert!(check_configuration(at).is_err());
+            mode(&config, 0o644);
+            nobody();
+            fs::chown(&config, Some(Uid::from_raw(1)), None::<Gid>).unwrap();
+            check_configuration(at).unwrap();
+            as_nobody(|| assert!(check_configuration(at).is_err()));
+            fs::chown(&config, Some(Uid::ROOT), Some(Gid::ROOT)).unwrap();
+        }
+        mode(dir.path(), 0o777);
+        assert!(load(&link).unwrap_err().to_string().contains("may replace"));
+        mode(dir.path(), 0o755);
         // Also where nobody else could have made it: it is theirs.
         let given = dir.path().join("given");
         std::fs::create_dir(&given).unwrap();

@@ -46,7 +46,7 @@ use mojim_env::event::Event;
 use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Context, Env, Error, Proof, Result};
 use mojim_linux::rings;
-use mojim_linux::{Door, Listener, Os, guard_sigbus, trust};
+use mojim_linux::{Door, Listener, Os, Refusals, guard_sigbus, trust};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
 use mojim_replica::courtesy::Courtesy;
@@ -84,6 +84,8 @@ pub struct Node {
     views: Option<Arc<dyn ViewRegister>>,
     /// Wakes the threads that heal: this node stops, or a program asks it to give way.
     heals: Event,
+    /// Greetings that were refused, and are not told yet.
+    strangers: Mutex<Refusals>,
     links: AtomicUsize,
     streams: AtomicUsize,
     stopping: AtomicBool,
@@ -176,6 +178,7 @@ impl Node {
             held: held.map(|v| (v.name.clone(), Held::new(v))).collect(),
             heals: Event::default(),
             views,
+            strangers: Mutex::default(),
             links: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -508,6 +511,7 @@ impl Node {
             if let Some(text) = door.refusals() {
                 warn!(node = %self.me.name, "{text}");
             }
+            self.tell_strangers();
             let conn = match next {
                 Ok(Some(c)) => c,
                 Ok(None) => continue,
@@ -596,6 +600,14 @@ impl Node {
         }
     }
 
+    /// Tells of refused greetings, unless it has told of others just now.
+    fn tell_strangers(&self) {
+        let text = lock(&self.strangers).take();
+        if let Some(text) = text {
+            warn!(node = %self.me.name, "{text}");
+        }
+    }
+
     fn stranger(&self, text: String) -> Refusal {
         Refusal {
             code: RefuseCode::Stranger,
@@ -638,7 +650,8 @@ impl Node {
         let (mirror, hello, led) = match self.greeted(&*wire.conn, body) {
             Ok(x) => x,
             Err(no) => {
-                warn!(node = %self.me.name, "refused {}: {}", wire.conn.peer(), no.text);
+                lock(&self.strangers).note(&wire.conn.peer(), &no.text);
+                self.tell_strangers();
                 refuse(&mut wire, f.epoch, &no);
                 wire.conn.close();
                 return;

@@ -14,7 +14,7 @@ use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
 use super::{Node, is_full};
-use mojim_config::{Config, Volume};
+use mojim_config::Volume;
 use mojim_env::wire::Wire;
 use mojim_env::{Error, OpenHow, Proof, Result};
 use mojim_replica::layout;
@@ -134,6 +134,14 @@ impl Node {
             ) => no("requests are asked over encrypted links".into()),
             (Request::Raft(_) | Request::ViewSwap { .. }, Proof::Client { .. }) => {
                 no("this is for nodes, and a client's certificate asks".into())
+            }
+            // Whoever is on this host reaches its loopback; the kernel says who is at a Unix socket.
+            (q, Proof::Nothing) if q.is_order() && self.me.address.ip().is_loopback() => {
+                no(format!(
+                    "without keys, node {} takes this over {} only, from its own user or root",
+                    self.me.name,
+                    layout::socket(&self.me).display()
+                ))
             }
             (Request::Read(_), proof) if *proof != Proof::Local => no(
                 "readers are served over the node's Unix socket only: run them on the node".into(),
@@ -295,7 +303,7 @@ impl Node {
     /// Reads the configuration file again, and reloads if its contents have this sum.
     fn reload(&self, sum: u64) -> Result<Value> {
         let path = &self.config.path;
-        let new = Config::load(path).map_err(|e| Error::Config(e.to_string()))?;
+        let new = mojim_linux::trust::load(path)?;
         if u64::from(new.sum()) != sum {
             return Err(Error::Config(format!(
                 "{} on node {} is another configuration; copy the new one there first",

@@ -456,6 +456,20 @@ fn questions_need_a_proof() {
     });
     let give_way = Request::GiveWay { volume: volume() };
     let standing = Request::Standing { volume: volume() };
+    let (id, offset, epoch, force) = (1, 0, 0, false);
+    let promote = Request::Promote {
+        volume: volume(),
+        force,
+    };
+    let rewrite = Request::Rewrite {
+        volume: volume(),
+        id,
+        offset,
+    };
+    let anew = Request::CopyAnew {
+        volume: volume(),
+        epoch,
+    };
     let rows = [
         (&standing, &client, true),
         (&standing, &node("x"), true),
@@ -473,6 +487,14 @@ fn questions_need_a_proof() {
         (&read, &client, false),
         (&give_way, &Proof::Local, true),
         (&give_way, &node("b"), false),
+        // Without keys, any user of this host could promote a node.
+        (&promote, &Proof::Local, true),
+        (&promote, &Proof::Nothing, false),
+        (&rewrite, &Proof::Nothing, false),
+        (&anew, &Proof::Nothing, false),
+        (&Request::Reload { sum: 1 }, &Proof::Nothing, false),
+        (&standing, &Proof::Nothing, true),
+        (&promote, &client, true),
     ];
     for (q, proof, may) in rows {
         let found = a.node.may_ask(q, proof);

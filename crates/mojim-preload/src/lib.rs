@@ -51,5 +51,8 @@ mod real;
 mod regions;
 mod rw;
 mod settings;
+#[allow(dead_code)]
+#[path = "../../mojim-format/src/shown.rs"]
+mod shown;
 mod streams;
 mod table;

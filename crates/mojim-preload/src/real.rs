@@ -7,6 +7,8 @@
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
 
+use crate::shown::shown;
+
 /// What a call that cannot be made returns.
 pub trait Failed {
     const FAILED: Self;
@@ -164,7 +166,7 @@ pub fn say(text: &str) {
         }
         text.clone_into(&mut last);
     }
-    let line = format!("mojim: {text}\n");
+    let line = format!("mojim: {}\n", shown(text));
     // SAFETY: the line's own bytes.
     unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
 }

@@ -107,6 +107,17 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Whether it changes what a node is or has, by an operator's word.
+    pub fn is_order(&self) -> bool {
+        use Request::{CopyAnew, Promote, Reload, Rewrite};
+        matches!(
+            self,
+            Promote { .. } | Reload { .. } | Rewrite { .. } | CopyAnew { .. }
+        )
+    }
+}
+
 fn yes() -> bool {
     true
 }

@@ -13,6 +13,8 @@ pub use last::last_lsn;
 pub use mojim_config::Config;
 pub use mojim_env::{Error, Result};
 pub use mojim_format::Level;
+#[doc(hidden)]
+pub use mojim_linux::trust::load as load_config;
 pub use mojim_memory::region::{MapFlags, Mapping};
 #[doc(hidden)]
 pub use reader::files::{Listing, ReaderFiles};

@@ -138,7 +138,7 @@ impl Volume {
     /// primary; `Timeout` if the mirror does not answer; `Config`, `Damaged`,
     /// `Io` as their names say.
     pub fn attach(config: &Path, node: &str, volume: Option<&str>) -> Result<Volume> {
-        let config = Config::load(config).map_err(|e| Error::Config(e.to_string()))?;
+        let config = mojim_linux::trust::load(config)?;
         Volume::attach_with(&config, node, volume, |_, _| {})
     }
 

@@ -1052,7 +1052,10 @@ fn the_primary_changes() {
     }
     let (volume, force) = (volume(), false);
     let q = Request::Promote { volume, force };
-    await_that("the promotion", || connect().ok()?.ask(&q).ok());
+    let at = mojim_replica::layout::socket(place.config.node("b").unwrap());
+    let at = mojim_env::Address::Unix(at);
+    let order = || mojim_replica::client::Client::connect(&env, &at, "readers", DEADLINE);
+    await_that("the promotion", || order().ok()?.ask(&q).ok());
     let why = await_that("the end", || {
         let e = on[0].reader.following().err()?;
         (e.errno() == libc::ESTALE).then_some(e)

@@ -20,6 +20,7 @@ use mojim_config::Config;
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
+use mojim_replica::layout;
 use mojim_replica::request::Request;
 
 use super::names::Entries;
@@ -468,7 +469,8 @@ impl Cluster<'_> {
     fn ask(&self, node: usize, force: bool) -> std::result::Result<(), String> {
         let asked = || -> Result<()> {
             let env: Arc<dyn Env> = Arc::new(Os::new()?);
-            let to = Address::Tcp(self.config.node(NODES[node])?.address);
+            // An order, which a node without keys takes over its Unix socket.
+            let to = Address::Unix(layout::socket(self.config.node(NODES[node])?));
             let mut client = Client::connect(&env, &to, &self.config.cluster, ANSWER)?;
             let volume = "v".to_owned();
             client.ask(&Request::Promote { volume, force })?;

@@ -30,6 +30,8 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
+use zeroize::{Zeroize, Zeroizing};
+
 use crate::{disk, error, trust};
 use mojim_config::Config;
 
@@ -103,6 +105,13 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
+impl Drop for Keys {
+    fn drop(&mut self) {
+        // What rustls made of it goes with its configurations, as it is.
+        self.key.zeroize();
+    }
+}
+
 impl Keys {
     /// Reads the keys of `subject` in the configuration's directory of keys.
     pub(crate) fn load(config: &Config, dir: &Path, subject: &Subject) -> io::Result<Arc<Keys>> {
@@ -113,7 +122,7 @@ impl Keys {
         let text = read(&authority, false)?;
         let root = CertificateDer::from_pem_slice(&text).map_err(|e| wrong(&authority, e))?;
         roots.add(root).map_err(|e| wrong(&authority, e))?;
-        let text = read(&own, true)?;
+        let text = Zeroizing::new(read(&own, true)?);
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
         let chain = chain.map_err(|e| wrong(&own, e))?;
         let key = PrivateKeyDer::from_pem_slice(&text).map_err(|e| wrong(&own, e))?;

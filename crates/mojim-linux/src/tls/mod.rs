@@ -102,6 +102,14 @@ impl Tls {
         self.open().map(|_| ())
     }
 
+    /// Tells the peer of an error of its own, unless this end sends just now.
+    #[cold]
+    fn tell(&self, open: &Open, what: u8) {
+        if let Ok(mut tx) = open.tx.try_lock() {
+            tx.alert(what, &mut |bytes| self.socket.send(&[IoSlice::new(bytes)]));
+        }
+    }
+
     #[inline]
     fn open(&self) -> io::Result<&Open> {
         match self.proved.get() {
@@ -167,6 +175,9 @@ impl Conn for Tls {
             self.socket.recv(&mut [IoSliceMut::new(bytes)])
         });
         self.ready.store(rx.is_ready(), Ordering::Release);
+        if let Some(what) = rx.take_alert() {
+            self.tell(open, what);
+        }
         r
     }
 

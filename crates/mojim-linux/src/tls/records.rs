@@ -17,7 +17,9 @@
 //! - What was sealed is sent, whole and in order, before anything else is; the caller is
 //!   told that bytes are sent when the kernel has their whole record.
 //! - Nothing of a record is given out before its tag was checked. After an
-//!   error no more is opened.
+//!   error no more is opened, and the peer is told by an alert.
+//! - A peer cannot keep this end at work for nothing: at most [`IDLE`] records in a row carry no
+//!   content.
 //! - Nothing allocates.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -41,6 +43,9 @@ const BATCH: usize = 4;
 /// Records under one key: well below the 2^24.5 that AES-GCM allows.
 const KEY_LIFE: u64 = 1 << 23;
 
+/// Records without content, in a row, at most: new keys, and nothing at all.
+const IDLE: u32 = 32;
+
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const DATA: u8 = 23;
@@ -57,6 +62,12 @@ struct Cipher {
     iv: [u8; NONCE_LEN],
     number: u64,
 }
+
+/// The level of an alert that ends a connection, and what it says (RFC 8446, 6.2).
+const FATAL: u8 = 2;
+const UNEXPECTED: u8 = 10;
+const BAD_TAG: u8 = 20;
+const OVERFLOW: u8 = 22;
 
 fn bad(text: impl Into<String>) -> io::Error {
     error(io::ErrorKind::InvalidData, text)
@@ -118,14 +129,30 @@ impl Cipher {
     }
 }
 
+fn too_long() -> io::Error {
+    error(io::ErrorKind::FileTooLarge, "a record that is too long")
+}
+
+/// The alert that tells the peer of an error that is its own.
+fn alert_of(e: &io::Error) -> Option<u8> {
+    match e.kind() {
+        io::ErrorKind::InvalidData => Some(UNEXPECTED),
+        io::ErrorKind::FileTooLarge => Some(OVERFLOW),
+        _ => None,
+    }
+}
+
 /// The length of the record at the front of `bytes`, if it is there as a whole.
 fn whole(bytes: &[u8]) -> io::Result<Option<usize>> {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
         return Ok(None);
     };
     let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
-    if header[0] != DATA || !(1 + TAG..=MAX_RECORD - HEADER).contains(&len) {
+    if header[0] != DATA || len < 1 + TAG {
         return Err(bad("no record of this connection"));
+    }
+    if len > MAX_RECORD - HEADER {
+        return Err(too_long());
     }
     Ok((bytes.len() >= HEADER + len).then_some(HEADER + len))
 }
@@ -245,10 +272,40 @@ impl Tx {
         Ok(())
     }
 
+    /// Tells the peer, as the last word, why this end goes. Where a record is only sent in part, or all
+    /// is bare, it cannot be told.
+    #[cold]
+    pub(super) fn alert(&mut self, what: u8, to: &mut dyn FnMut(&[u8]) -> io::Result<usize>) {
+        if !self.unsent.is_empty() || !self.encrypt && self.begun {
+            return;
+        }
+        self.unsent = 0..0;
+        self.buf[HEADER..HEADER + 2].copy_from_slice(&[FATAL, what]);
+        self.seal(2, ALERT);
+        // The connection ends anyway.
+        let _ = self.push(to);
+    }
+
     /// As if this many records had been sealed under the key.
     #[cfg(test)]
     pub(super) fn age(&mut self, records: u64) {
         self.cipher.number = records;
+    }
+}
+
+#[cfg(test)]
+impl Tx {
+    /// Seals one record as no sound end does.
+    pub(super) fn seal_any(&mut self, content: &[u8], kind: u8) -> Vec<u8> {
+        self.unsent = 0..0;
+        self.buf[HEADER..HEADER + content.len()].copy_from_slice(content);
+        self.seal(content.len(), kind);
+        self.buf[std::mem::replace(&mut self.unsent, 0..0)].to_vec()
+    }
+
+    /// Goes on with this key.
+    pub(super) fn take_key(&mut self, secrets: &ConnectionTrafficSecrets) {
+        self.cipher = Cipher::new(secrets, 0).unwrap();
     }
 }
 
@@ -267,6 +324,10 @@ pub(super) struct Rx {
     begun: bool,
     /// Why no more is opened.
     failed: Option<(io::ErrorKind, String)>,
+    /// What the peer is to be told of that.
+    alert: Option<u8>,
+    /// Records in a row without content.
+    idle: u32,
 }
 
 impl Rx {
@@ -280,6 +341,8 @@ impl Rx {
             encrypt,
             begun: false,
             failed: None,
+            alert: None,
+            idle: 0,
         })
     }
 
@@ -287,6 +350,11 @@ impl Rx {
     #[cfg(test)]
     pub(super) fn age(&mut self, records: u64) {
         self.cipher.number = records;
+    }
+
+    /// What the peer is to be told, once.
+    pub(super) fn take_alert(&mut self) -> Option<u8> {
+        self.alert.take()
     }
 
     /// Whether [`Rx::receive`] has something to return without receiving.
@@ -329,6 +397,7 @@ impl Rx {
         if let Err(e) = &r
             && e.kind() != io::ErrorKind::WouldBlock
         {
+            self.alert = self.alert.or(alert_of(e));
             self.failed = Some((e.kind(), e.to_string()));
         }
         match r {
@@ -399,12 +468,26 @@ impl Rx {
     fn open_one(&mut self, len: usize, asked: &AtomicBool, next: Next<'_>) -> io::Result<()> {
         let start = self.sealed.start;
         self.sealed.start += len;
-        let inner = self.cipher.open(&mut self.buf[start..start + len])?;
+        let inner = match self.cipher.open(&mut self.buf[start..start + len]) {
+            Ok(inner) => inner,
+            Err(e) => {
+                self.alert = Some(BAD_TAG);
+                return Err(e);
+            }
+        };
         let content = &self.buf[start + inner.start..start + inner.end];
         // The content is followed by its type, then by zeros, of which we send none.
         let Some(last) = content.iter().rposition(|b| *b != 0) else {
             return Err(bad("a record without a type"));
         };
+        if last > MAX_PLAIN {
+            return Err(too_long());
+        }
+        let has_content = content[last] == DATA && last > 0;
+        self.idle = if has_content { 0 } else { self.idle + 1 };
+        if self.idle > IDLE {
+            return Err(bad("too many records without content"));
+        }
         match (content[last], &content[..last]) {
             (DATA, data) => {
                 self.open = start + inner.start..start + inner.start + data.len();

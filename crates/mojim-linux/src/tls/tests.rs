@@ -421,6 +421,77 @@ fn records_are_changed_by_nobody() {
     assert!(wire.receive(&mut rx, &r).is_err());
 }
 
+/// A peer with a key could keep this end busy for ever: with records that have no content, and with new
+/// keys, of which each costs a derivation. Records with more than 2^14 bytes were taken.
+#[test]
+fn records_that_no_sound_peer_sends_are_refused() {
+    const KEY_UPDATE: &[u8] = &[24, 0, 0, 1, 0];
+    let refused = |why: &str, alert: u8, send: &dyn Fn(&mut Tx, &Mutex<Secrets>) -> Vec<u8>| {
+        let (mut tx, mut rx, s, r) = directions(true);
+        let mut wire = Wire(send(&mut tx, &s));
+        let e = wire.receive(&mut rx, &r).expect_err(why);
+        assert!(e.to_string().contains(why), "{e}");
+        assert_eq!(
+            (rx.take_alert(), rx.take_alert()),
+            (Some(alert), None),
+            "{why}"
+        );
+    };
+    refused("too long", 22, &|tx, _| {
+        tx.seal_any(&[1; (1 << 14) + 1], 23)
+    });
+    refused("without content", 10, &|tx, _| {
+        (0..33).flat_map(|_| tx.seal_any(&[], 23)).collect()
+    });
+    refused("without content", 10, &|tx, s| {
+        let mut all = Vec::new();
+        for _ in 0..33 {
+            all.extend(tx.seal_any(KEY_UPDATE, 22));
+            tx.take_key(&lock(s).next(true).unwrap());
+        }
+        all
+    });
+    refused("changed on its way", 20, &|tx, _| {
+        let mut record = tx.seal_any(b"x", 23);
+        record[7] ^= 1;
+        record
+    });
+    // As much as is allowed.
+    let (mut tx, mut rx, s, r) = directions(true);
+    let mut wire = Wire(tx.seal_any(&[1; 1 << 14], 23));
+    assert_eq!(wire.receive(&mut rx, &r).unwrap(), [1; 64]);
+    while rx.is_ready() {
+        wire.receive(&mut rx, &r).unwrap();
+    }
+    for _ in 0..3 {
+        let idle = (0..32).flat_map(|_| tx.seal_any(&[], 23));
+        wire.0 = idle.collect();
+        wire.0.extend(tx.seal_any(b"x", 23));
+        assert_eq!(wire.receive(&mut rx, &r).unwrap(), b"x");
+    }
+    drop(s);
+}
+
+/// Who errs is told, by an alert over the same connection.
+#[test]
+fn an_error_sends_an_alert() {
+    let c = Cluster::new();
+    let keys = c.os(&node("b")).keys().unwrap();
+    let ours = Tls::connect(&keys, c.at(), true).unwrap();
+    let mut door = c.door();
+    let theirs = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| door.next(LONG).unwrap().unwrap());
+        until_proved(&ours).unwrap();
+        theirs.join().unwrap()
+    });
+    ours.socket
+        .send(&[IoSlice::new(b"no record of TLS")])
+        .unwrap();
+    assert!(recv(&*theirs, &mut [0; 8]).is_err());
+    let e = recv(&ours, &mut [0; 8]).unwrap_err().to_string();
+    assert!(e.contains("UnexpectedMessage"), "{e}");
+}
+
 #[test]
 fn keys_change_at_both_ends() {
     let (mut tx, mut rx, s, r) = directions(true);

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use self::source::{ATTACH, Answer, Link, PAUSE, Source, Which, is_final, wrong};
+use self::source::{ATTACH, Answer, Link, PAUSE, Source, Which, is_final};
 use self::view::{Mark, PAGE, Place, View};
 use mojim_config::Config;
 use mojim_env::event::Event;
@@ -144,7 +144,7 @@ impl Reader {
     /// 5 s; the socket's error (`Io`) if the daemon cannot be reached within 5 s;
     /// `Unsupported` if the kernel has no userfaultfd for this (Linux 6.6).
     pub fn attach(config: &Path, node: &str, volume: Option<&str>) -> Result<Reader> {
-        let config = Config::load(config).map_err(wrong)?;
+        let config = mojim_linux::trust::load(config)?;
         Reader::attach_with(&config, node, volume, ReaderOptions::default())
     }
 
