@@ -275,6 +275,7 @@ mod tests {
             attached: None,
             distrusted: false,
             error: None,
+            known: None,
         };
         let why = |change: &dyn Fn(&mut Standing)| {
             let mut theirs = level.clone();

@@ -718,9 +718,18 @@ impl Node {
 
     /// Follows a primary until its link ends or this node stops.
     fn follow(&self, control: &mut ControlIn, m: &Mirror, hello: &Hello) {
-        let mut runs = false;
+        let (mut runs, mut gives) = (false, false);
         loop {
-            match control.step() {
+            let stepped = control.step();
+            if control.is_giving() && !gives {
+                gives = true;
+                info!(
+                    node = %self.me.name, volume = %hello.volume,
+                    "node {} has LSN {} when it attaches, this node LSN {}: it takes this node's copy",
+                    hello.from, hello.tail, m.tail_now()
+                );
+            }
+            match stepped {
                 // The session runs, so everything that was missing has come.
                 Ok(_) if !runs && m.has_session() => {
                     runs = true;

@@ -371,7 +371,7 @@ impl Node {
         why: Refusal,
     ) -> Error {
         let (me, volume) = (&self.me.name, &v.name);
-        let (view, tail) = (&copy.view, copy.tail);
+        let (view, tail) = (&copy.view, copy.holding.tail);
         match why {
             Refusal::PrimaryAlive => {
                 let (ago, who) = alive.expect("it is the reason");
@@ -405,7 +405,7 @@ impl Node {
                 ))
             }
             Refusal::Behind(o, has) => Error::Invalid(format!(
-                "node {} has sync points of volume {volume} up to LSN {has}, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
+                "node {} has sync points of volume {volume} up to LSN {has}, or knows of them, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
                 o.node, tail, o.node
             )),
             Refusal::Promised(promised) => Error::Invalid(format!(
@@ -467,6 +467,7 @@ impl Node {
                 epoch: sane(s.epoch).unwrap_or(0),
                 leads: whole && s.primary == node && sane(s.epoch).is_some(),
                 has: sane(s.last_lsn).filter(|_| whole),
+                known: s.known.filter(|k| sane(k.epoch).is_some()).map(Into::into),
                 node,
             });
         }

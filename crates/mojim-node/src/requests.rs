@@ -475,6 +475,7 @@ impl Node {
             attached: None,
             distrusted: false,
             error: None,
+            known: None,
         };
         match sb {
             Ok(Some(sb)) => match mirror {
@@ -510,6 +511,7 @@ impl Node {
             attached: None,
             distrusted: m.is_distrusted(),
             error: m.store.poisoned().map(Error::cause),
+            known: m.knows().map(Into::into),
         }
     }
 
@@ -536,6 +538,7 @@ impl Node {
             attached: attached.then(|| last.and_then(|_| live(Live::Pid)).unwrap_or(0)),
             distrusted: false,
             error: (!attached && !healing).then(ill).flatten(),
+            known: None,
         }
     }
 

@@ -251,6 +251,7 @@ fn whole(primary: &str, epoch: u64) -> Standing {
         attached: None,
         distrusted: false,
         error: None,
+        known: None,
     }
 }
 

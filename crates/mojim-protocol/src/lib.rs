@@ -15,6 +15,8 @@ pub mod view;
 
 pub use history::History;
 pub use lane::{Arrival, LaneIn};
-pub use pairing::{Holding, Known, LEAP, Lacks, Loss, Plan, has_lost, is_rival, loss, reconcile};
+pub use pairing::{
+    Acknowledged, Holding, Known, LEAP, Lacks, Loss, Plan, has_lost, is_rival, loss, reconcile,
+};
 pub use prefix::Prefix;
 pub use rule::{AckRule, Patience, Verdict};

@@ -30,7 +30,8 @@ pub enum Plan {
     },
     /// Send the mirror a whole copy.
     CopyTo,
-    /// The mirror holds more than the attaching primary: the primary takes its copy.
+    /// The mirror holds all that the attaching primary has, and more: the primary takes its
+    /// copy.
     CopyFrom,
     /// These are copies of different volumes; an operator must decide.
     Foreign,
@@ -66,13 +67,14 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
     {
         Some(c) if c == mirror.tail && oldest <= c + 1 => Plan::Resend { from: c },
         Some(c) if c == mirror.tail => Plan::CopyTo,
-        // The mirror's copy continues where the primary's ends, in the same epoch:
-        // adopt it. A primary that has begun a later epoch at that LSN (it was
-        // promoted) has ended the mirror's epoch.
+        // The mirror's copy continues where the primary's ends, in the same epoch, or in a
+        // later one (the primary's copy is of an earlier time): adopt it. A primary that
+        // has begun a later epoch at that LSN (it was promoted) has ended the mirror's
+        // epoch.
         Some(c)
             if c == primary.tail
                 && attach
-                && primary.history.epoch_at(c + 1) == mirror.history.epoch_at(c + 1) =>
+                && primary.history.epoch_at(c + 1) <= mirror.history.epoch_at(c + 1) =>
         {
             Plan::CopyFrom
         }
@@ -114,13 +116,35 @@ pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool)
     was_promoted && !knew && !has_it
 }
 
+/// What a node knows now to have been acknowledged, whether it has the records or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// Identity of the volume.
+    pub volume_id: u64,
+    /// The last LSN.
+    pub lsn: u64,
+    /// The epoch in which that LSN was born, if the node still knows it.
+    pub epoch: Option<u64>,
+}
+
+impl Acknowledged {
+    /// Whether both nodes would have less than this if `kept` is the copy that both will have.
+    /// If that copy has ended an epoch, what was acknowledged beyond that end was given up
+    /// when its next epoch began. A copy that has not come to the epoch has given up nothing.
+    pub fn is_missing_from(&self, kept: &Holding) -> bool {
+        self.lsn > kept.tail
+            && self.volume_id == kept.volume_id
+            && kept.history.epoch_at(self.lsn) <= self.epoch
+    }
+}
+
 /// What the two nodes of an attach know about acknowledged records that may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known {
     /// The last LSN acknowledged according to the primary's copy; it may lie beyond
     /// the copy's tail.
     pub primary: u64,
-    /// The last LSN acknowledged according to the mirror's copy.
+    /// The last LSN that the mirror knows to have been acknowledged, as of its greeting.
     pub mirror: u64,
     /// The primary lost its ring while records that only its mirror had counted as
     /// acknowledged, and no register says whether the mirror still has them.
@@ -161,19 +185,18 @@ pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> O
         Plan::CopyFrom => (mirror, primary),
         Plan::Foreign | Plan::Nothing => return None,
     };
-    // If the copy that stays has ended an epoch, what was acknowledged beyond that end
-    // was given up when its next epoch began. A copy that has not come to the epoch has
-    // given up nothing.
-    let counts = |of: &Holding, lsn: u64| {
-        of.volume_id == kept.volume_id
-            // An empty copy tells nothing, unless it was damaged where it knows of more.
-            && (of.state == State::Whole || std::ptr::eq(of, mirror))
-            && kept.history.epoch_at(lsn) <= of.history.epoch_at(lsn)
-    };
+    // An empty copy tells nothing, unless it is the mirror's, of which only the files are wrong.
+    let tells = |of: &Holding| of.state == State::Whole || std::ptr::eq(of, mirror);
     let all = [(primary, known.primary), (mirror, known.mirror)];
-    let beyond = all
-        .into_iter()
-        .filter(|(of, lsn)| *lsn > kept.tail && counts(of, *lsn));
+    let beyond = all.into_iter().filter(|(of, lsn)| {
+        let (volume_id, epoch) = (of.volume_id, of.history.epoch_at(*lsn));
+        let acknowledged = Acknowledged {
+            volume_id,
+            lsn: *lsn,
+            epoch,
+        };
+        tells(of) && acknowledged.is_missing_from(kept)
+    });
     if let Some(lsn) = beyond.map(|(_, lsn)| lsn).max() {
         return Some(Loss::Known(lsn));
     }
@@ -252,6 +275,12 @@ mod tests {
         // before it wrote anything adopted what the old primary had beyond 100.
         let b = copy(1, Whole, 100, &[(1, 1), (2, 101)]);
         assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
+        // The primary's copy was put back as of an earlier epoch: the mirror had all of it, and
+        // what came since was overwritten.
+        let since = copy(1, Whole, 150, &[(1, 1), (2, 101)]);
+        assert_eq!(reconcile(&p(100), &since, 1, true), Plan::CopyFrom);
+        assert_eq!(reconcile(&p(90), &since, 1, true), Plan::CopyFrom);
+        assert_eq!(reconcile(&p(100), &since, 1, false), Plan::CopyTo);
         assert_eq!(
             reconcile(
                 &copy(1, Switching, 0, &[]),
@@ -342,6 +371,36 @@ mod tests {
         // a whole one that has forked, or that the log does not reach
         let forked = copy(1, Whole, 8, &[(1, 1), (2, 6)]);
         assert_eq!(refused(&p(10), &forked, ring(true, 5)), Some(Loss::Ring));
+    }
+
+    /// A backup that answers knows of what neither primary nor mirror has, or of what was given
+    /// up when an epoch ended.
+    #[test]
+    fn what_any_node_knows_counts_unless_an_epoch_ended_it() {
+        let kept = copy(1, State::Whole, 150, &[(1, 1), (2, 101), (5, 160)]);
+        let knows = |lsn, epoch| Acknowledged {
+            volume_id: 1,
+            lsn,
+            epoch,
+        };
+        let rows = [
+            (knows(150, Some(2)), false),
+            (knows(151, Some(2)), true),
+            (knows(151, Some(3)), true),
+            // it ended epoch 1 at 100, and epoch 2 at 159
+            (knows(151, Some(1)), false),
+            (knows(160, Some(2)), false),
+            (knows(160, Some(5)), true),
+            (knows(151, None), false),
+        ];
+        for (known, is_missing) in rows {
+            assert_eq!(known.is_missing_from(&kept), is_missing, "{known:?}");
+        }
+        let other = Acknowledged {
+            volume_id: 2,
+            ..knows(151, Some(2))
+        };
+        assert!(!other.is_missing_from(&kept));
     }
 
     /// The mirror's log was damaged at 10 of 20 acknowledged records. The attach took the

@@ -5,7 +5,7 @@
 //! acknowledged. Even with force none does while a primary is alive, or without a
 //! whole copy.
 
-use crate::pairing::LEAP;
+use crate::pairing::{Acknowledged, Holding, LEAP};
 use mojim_format::{State, View};
 
 /// The copy whose node is to become primary.
@@ -17,10 +17,8 @@ pub struct Candidate<'a> {
     pub standing: View,
     /// The view in its superblock.
     pub view: View,
-    /// Whether the copy can be used.
-    pub state: State,
-    /// Last LSN of its contiguous prefix.
-    pub tail: u64,
+    /// What the copy has.
+    pub holding: Holding,
     /// The epoch of another node's view that the copy has promised.
     pub promised: Option<u64>,
 }
@@ -36,6 +34,8 @@ pub struct Other {
     pub leads: bool,
     /// The last LSN of its copy, if that is whole.
     pub has: Option<u64>,
+    /// What it knows to have been acknowledged.
+    pub known: Option<Acknowledged>,
 }
 
 /// Why a node may not become primary with its copy.
@@ -45,7 +45,7 @@ pub enum Refusal<'a> {
     PrimaryAlive,
     /// What was acknowledged in that node's view may be missing from the copy.
     Contested(&'a Other),
-    /// That node has more, up to this LSN, of what may have been acknowledged.
+    /// That node has more, up to this LSN, of what may have been acknowledged, or knows of it.
     Behind(&'a Other, u64),
     /// The copy promised this epoch, of a view to which another node was promoted.
     Promised(u64),
@@ -78,6 +78,19 @@ pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     others.iter().filter(is).max_by_key(|o| o.epoch)
 }
 
+/// The node that has most beyond the copy `c`, which led its view: what only the mirror has may
+/// have been acknowledged, if the mode counts on the mirror alone; and what any node knows to
+/// have been acknowledged was, in every mode.
+fn ahead<'a>(c: &Candidate, others: &'a [Other], asked: Asked) -> Option<(&'a Other, u64)> {
+    let counts = |o: &Other| asked.mirror_only && o.epoch == c.view.epoch;
+    let all = others.iter().flat_map(|o| {
+        let has = o.has.filter(|has| counts(o) && *has > c.holding.tail);
+        let known = o.known.filter(|k| k.is_missing_from(&c.holding));
+        [has, known.map(|k| k.lsn)].map(|lsn| lsn.map(|lsn| (o, lsn)))
+    });
+    all.flatten().max_by_key(|(_, lsn)| *lsn)
+}
+
 /// Whether the node of `c` may become primary. `alive`: the primary of `c` is attached, as
 /// far as any node that answers knows.
 pub fn judge<'a>(
@@ -93,13 +106,10 @@ pub fn judge<'a>(
         if let Some(o) = contested(&c.view, others) {
             return Err(Refusal::Contested(o));
         }
-        // What only the mirror has may have been acknowledged.
-        let counts = c.view.primary == c.node && asked.mirror_only;
-        let same = others.iter().filter(|o| o.epoch == c.view.epoch);
-        let ahead = same.filter_map(|o| o.has.map(|has| (o, has)));
-        let ahead = ahead.max_by_key(|(_, has)| *has);
-        if let Some((o, has)) = ahead.filter(|(_, has)| counts && *has > c.tail) {
-            return Err(Refusal::Behind(o, has));
+        if c.view.primary == c.node
+            && let Some((o, lsn)) = ahead(c, others, asked)
+        {
+            return Err(Refusal::Behind(o, lsn));
         }
         // The node of that view went on without this copy.
         if let Some(epoch) = c.promised
@@ -108,7 +118,7 @@ pub fn judge<'a>(
             return Err(Refusal::Promised(epoch));
         }
     }
-    if c.state != State::Whole {
+    if c.holding.state != State::Whole {
         return Err(Refusal::NotWhole);
     }
     let is_member = c.standing.primary == c.node || c.standing.mirror == c.node;
@@ -122,6 +132,8 @@ pub fn judge<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::History;
+    use mojim_format::EpochStart;
 
     const PLAIN: Asked = Asked {
         force: false,
@@ -146,8 +158,16 @@ mod tests {
             node,
             standing: view.clone(),
             view: view.clone(),
-            state: State::Whole,
-            tail: 10,
+            holding: Holding {
+                volume_id: 1,
+                state: State::Whole,
+                tail: 10,
+                history: History::from_entries(&[EpochStart {
+                    epoch: 1,
+                    first_lsn: 1,
+                }])
+                .unwrap(),
+            },
             promised: None,
         }
     }
@@ -158,6 +178,7 @@ mod tests {
             epoch,
             leads,
             has,
+            known: None,
         }
     }
 
@@ -171,7 +192,7 @@ mod tests {
             let alive = judge(&copy("b", &v), true, &[], asked);
             assert_eq!(alive, Err(Refusal::PrimaryAlive));
             let mut lost = copy("b", &v);
-            lost.state = State::Switching;
+            lost.holding.state = State::Switching;
             assert_eq!(judge(&lost, false, &[], asked), Err(Refusal::NotWhole));
         }
         let backup = copy("c", &v);
@@ -259,7 +280,7 @@ mod tests {
         // It promised another node's view, so it is no longer the primary of its own.
         c.standing.primary.clear();
         c.promised = Some(3 + LEAP);
-        c.state = State::Empty;
+        c.holding.state = State::Empty;
         let later = other("c", 4, false, None);
         let ahead = other("b", 3, false, Some(11));
         let mut others = vec![ahead.clone(), later.clone()];
@@ -286,7 +307,7 @@ mod tests {
             Err(Refusal::Promised(3 + LEAP / 2))
         );
         c.promised = None;
-        c.state = State::Whole;
+        c.holding.state = State::Whole;
         assert_eq!(judge(&c, false, &others, PLAIN), Err(Refusal::NotMember));
         assert_eq!(judge(&c, false, &others, FORCE), Ok(()));
     }
@@ -311,6 +332,40 @@ mod tests {
         // The other node has the view before: this copy's view began where that one ended.
         let old = [other("b", 2, false, Some(11))];
         assert_eq!(judge(&copy("a", &v), false, &old, PLAIN), Ok(()));
+    }
+
+    /// In `sync-flush` the old primary's disk lost what it had made durable. A plain promotion
+    /// went on with the rest, although the mirror answered that it knew of more.
+    #[test]
+    fn what_another_node_knows_to_be_acknowledged_counts_in_every_mode() {
+        let v = view(3, "a", "b");
+        let local = Asked {
+            mirror_only: false,
+            ..PLAIN
+        };
+        let knows = |lsn, epoch| {
+            let known = Acknowledged {
+                volume_id: 1,
+                lsn,
+                epoch: Some(epoch),
+            };
+            Other {
+                known: Some(known),
+                ..other("b", 3, false, Some(12))
+            }
+        };
+        let b = [knows(11, 1)];
+        let found = judge(&copy("a", &v), false, &b, local);
+        assert_eq!(found, Err(Refusal::Behind(&b[0], 11)));
+        let forced = judge(&copy("a", &v), false, &b, FORCE);
+        assert_eq!(forced, Ok(()));
+        // what the copy has; what an epoch ended; what a mirror never had
+        let mut ended = copy("a", &v);
+        let entry = |epoch, first_lsn| EpochStart { epoch, first_lsn };
+        ended.holding.history = History::from_entries(&[entry(1, 1), entry(3, 11)]).unwrap();
+        assert_eq!(judge(&copy("a", &v), false, &[knows(10, 1)], local), Ok(()));
+        assert_eq!(judge(&ended, false, &b, local), Ok(()));
+        assert_eq!(judge(&copy("b", &v), false, &b, local), Ok(()));
     }
 
     #[test]

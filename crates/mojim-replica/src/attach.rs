@@ -84,9 +84,10 @@ impl Attach {
             None if by_view => SOON,
             None => policy.patience.max(AT_LEAST),
         };
-        // A register that cannot be read now is asked again below.
+        // A register that cannot be read now is asked again below. Where another node knows
+        // of more, the mirror may have it.
         let limit = match session.is_alone_by_register() {
-            Ok(true) if is_whole => Duration::ZERO,
+            Ok(true) if is_whole && !session.was_told_of_more() => Duration::ZERO,
             _ => limit,
         };
         Attach {

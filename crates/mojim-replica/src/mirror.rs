@@ -30,7 +30,7 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;
-use mojim_protocol::{Arrival, History, Holding, LEAP, LaneIn, Prefix};
+use mojim_protocol::{Acknowledged, Arrival, History, Holding, LEAP, LaneIn, Prefix};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE};
@@ -219,6 +219,27 @@ impl Mirror {
     /// The committed LSN, as the primary last said.
     pub fn committed(&self) -> u64 {
         self.committed.load(Acquire)
+    }
+
+    /// The last LSN that this node knows now to have been acknowledged, whether its copy has
+    /// the record or not: by its logs as they were found, or by its primary's word since.
+    pub fn known_acknowledged(&self) -> u64 {
+        let found = self.store.known_acknowledged();
+        match self.store.mutations.tell_old.is_on() {
+            true => found,
+            false => found.max(self.committed()),
+        }
+    }
+
+    /// The same with its epoch, for others than the primary; `None` without a whole copy.
+    pub fn knows(&self) -> Option<Acknowledged> {
+        let sb = self.store.superblock();
+        let lsn = self.known_acknowledged();
+        (sb.state == State::Whole).then(|| Acknowledged {
+            volume_id: sb.volume_id,
+            lsn,
+            epoch: self.store.history().epoch_at(lsn),
+        })
     }
 
     /// The primary that was heard within `silence`, if any, and how long ago.
@@ -411,9 +432,9 @@ impl Mirror {
             } else {
                 0
             },
-            // Also if records do not mend this copy: they may be nowhere else.
-            known: if state == State::Whole || self.store.has_part() {
-                self.store.known_acknowledged()
+            // Also if this copy is to be made anew: what it knows may be known nowhere else.
+            known: if sb.state == State::Whole || self.store.has_part() {
+                self.known_acknowledged()
             } else {
                 0
             },

@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use mojim_protocol::Acknowledged;
 use mojim_protocol::view::Register;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -229,6 +230,41 @@ pub struct Standing {
     pub distrusted: bool,
     /// What keeps the copy from going on.
     pub error: Option<String>,
+    /// What it knows now to have been acknowledged, if it follows with a whole copy. A node
+    /// of an earlier version does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known: Option<Known>,
+}
+
+/// What a node knows to have been acknowledged, whether it has the records or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// Identity of the volume.
+    pub volume_id: u64,
+    /// The last LSN.
+    pub lsn: u64,
+    /// The epoch in which that LSN was born; 0: older than what the copy remembers.
+    pub epoch: u64,
+}
+
+impl From<Acknowledged> for Known {
+    fn from(a: Acknowledged) -> Known {
+        Known {
+            volume_id: a.volume_id,
+            lsn: a.lsn,
+            epoch: a.epoch.unwrap_or(0),
+        }
+    }
+}
+
+impl From<Known> for Acknowledged {
+    fn from(k: Known) -> Acknowledged {
+        Acknowledged {
+            volume_id: k.volume_id,
+            lsn: k.lsn,
+            epoch: Some(k.epoch).filter(|e| *e != 0),
+        }
+    }
 }
 
 /// Whether a program may start on a node.

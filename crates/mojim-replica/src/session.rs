@@ -17,6 +17,7 @@
 
 mod agree;
 mod lanes;
+mod loss;
 mod transfer;
 mod views;
 
@@ -28,7 +29,9 @@ use std::time::Duration;
 use mojim_format::message::{Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
-use mojim_protocol::{AckRule, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile};
+use mojim_protocol::{
+    AckRule, Acknowledged, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile,
+};
 
 use crate::handshake::{Opening, theirs, too_large};
 use crate::holders::{Holders, Peer};
@@ -56,6 +59,15 @@ const MOST_EPOCHS: usize = 64;
 pub const FLAG_MEMBER: u16 = 1;
 
 pub use mojim_store::store::JOINING;
+
+/// What another node said before the attach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// Its name.
+    pub node: String,
+    /// What it knows to have been acknowledged.
+    pub known: Acknowledged,
+}
 
 enum Phase {
     /// Not connected; try at this time.
@@ -119,6 +131,8 @@ pub struct Session {
     fatal: Option<Error>,
     /// The attach would begin with less than was acknowledged: an operator decides.
     loss: Option<Loss>,
+    /// What other nodes said before the attach.
+    told: Vec<Told>,
     /// Why the last try failed.
     pub last_error: Option<String>,
     spill: Option<SpillOut>,
@@ -187,6 +201,7 @@ impl Session {
             adopting: false,
             fatal: None,
             loss: None,
+            told: Vec::new(),
             last_error: None,
             spill: None,
             view_client: None,

@@ -57,6 +57,11 @@ impl ControlIn {
         self.wire.backlog() > 0
     }
 
+    /// Whether this node gives its copy to a primary that has less.
+    pub fn is_giving(&self) -> bool {
+        matches!(self.stage, Stage::Giving(_))
+    }
+
     /// One step; an error ends the link. True if something happened.
     pub fn step(&mut self) -> Result<bool> {
         let r = self.try_step();

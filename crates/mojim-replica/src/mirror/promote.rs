@@ -64,8 +64,7 @@ impl Mirror {
             node: &self.me,
             standing: self.store.standing_of(&sb),
             view: sb.view,
-            state: sb.state,
-            tail: self.tail(),
+            holding: self.store.holding(self.tail()),
             promised: Some(sb.promised).filter(|e| !self.store.is_own(*e)),
         }
     }

@@ -24,14 +24,16 @@ impl Session {
         };
         let ours = store.holding(tail);
         let plan = self.plan_for(&ours, &theirs);
+        if plan == Plan::CopyFrom {
+            let lacks = self.may_lack(w.member, theirs.volume_id);
+            let lacks = lacks.filter(|_| !self.adopting);
+            self.refuse_loss(lacks.map(Loss::Copy), &ours, &theirs, &w)?;
+        }
         self.weigh_loss(&plan, &ours, &theirs, &w)?;
         match plan {
             Plan::Resend { from } => self.resend(from, tail),
             Plan::CopyTo => self.copy_out(),
             Plan::CopyFrom => {
-                let lacks = self.may_lack(w.member, theirs.volume_id);
-                let lacks = lacks.filter(|_| !self.adopting);
-                self.refuse_loss(lacks.map(Loss::Copy), &ours, &theirs)?;
                 self.adopting = true;
                 let wire = self.wire.as_mut().expect("connected");
                 wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
@@ -53,7 +55,7 @@ impl Session {
                 let e = Error::Invalid(match w.known {
                     0 => "no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into(),
                     known => format!(
-                        "this node has no copy of volume {volume}, and the log of node {peer} is damaged: sync points up to LSN {known} may have been acknowledged. Restore that log, or go on with what is there: `mojim promote --force --volume {volume} --name {peer}`"
+                        "this node has no copy of volume {volume}, and that of node {peer} is to be made anew, by an operator's word or since its log is damaged: sync points up to LSN {known} may have been acknowledged. Restore a copy, or go on with what is there: `mojim promote --force --volume {volume} --name {peer}`"
                     ),
                 });
                 self.fatal = Some(e.clone());
@@ -96,22 +98,10 @@ impl Session {
     /// What is to be done about what both nodes have.
     fn plan_for(&self, ours: &Holding, theirs: &Holding) -> Plan {
         let store = &self.primary.store;
-        let mut plan = reconcile(ours, theirs, store.oldest(), self.attach);
-        if self.force_copy && matches!(plan, Plan::Resend { .. }) {
-            plan = Plan::CopyTo;
+        match reconcile(ours, theirs, store.oldest(), self.attach) {
+            Plan::Resend { .. } if self.force_copy => Plan::CopyTo,
+            plan => plan,
         }
-        // If success meant persistent here, this copy lacks nothing that was
-        // acknowledged: what the mirror has beyond it goes, and no copy that may be the
-        // only one is overwritten.
-        if plan == Plan::CopyFrom
-            && store.superblock().state == State::Whole
-            && store.superblock().volume_id == theirs.volume_id
-            && self.primary.spec.rule.local
-            && store.is_complete()
-        {
-            plan = Plan::CopyTo;
-        }
-        plan
     }
 
     /// Refuses a plan that loses what was acknowledged. If a plan goes on without what is
@@ -131,7 +121,12 @@ impl Session {
                 ring_lost: self.misses_ring(),
                 member: w.member,
             };
-            self.refuse_loss(loss(plan, ours, theirs, known), ours, theirs)?;
+            self.refuse_loss(loss(plan, ours, theirs, known), ours, theirs, w)?;
+            let kept = match plan {
+                Plan::CopyFrom => theirs,
+                _ => ours,
+            };
+            self.ask_told(kept)?;
         }
         // The log of a mirror may be damaged, even if this copy lacks nothing.
         let lost = self.attach
@@ -209,65 +204,6 @@ impl Session {
             return Some(Lacks::Alone);
         }
         (!self.paired_rule.mirror).then_some(Lacks::Behind)
-    }
-
-    /// Ends an attach that would begin with less than was acknowledged, or may have been:
-    /// nothing is changed on either node before an operator says so.
-    pub(super) fn refuse_loss(
-        &mut self,
-        lost: Option<Loss>,
-        ours: &Holding,
-        theirs: &Holding,
-    ) -> Result<()> {
-        let Some(lost) = lost else {
-            return Ok(());
-        };
-        self.loss = Some(lost);
-        let store = &self.primary.store;
-        let (volume, peer) = (&store.spec().volume, &self.peer.name);
-        let e = match lost {
-            // This node's log is damaged: the error names the file.
-            Loss::Known(_) if !store.is_complete() => match store.check_complete() {
-                Err(e) => e,
-                Ok(()) => unreachable!("it is not complete"),
-            },
-            Loss::Known(lsn) => Error::Invalid(format!(
-                "sync points of volume {volume} up to LSN {lsn} were acknowledged; node {} has them up to LSN {} and node {peer} up to LSN {}, where its log is damaged or ends too early. Restore that log, or give the others up: `mojim promote --force --volume {volume} --name` with the node that is to go on",
-                self.me, ours.tail, theirs.tail
-            )),
-            Loss::Ring => Error::Invalid(format!(
-                "this node's memory was lost, and with it what only node {peer}, the mirror of volume {volume}, may have besides; node {peer} answers, but its copy {}, so acknowledged sync points behind LSN {} may be missing from both. If that copy can be found (its disk, or the node itself), start node {peer} with it; if it is lost for good, `mojim promote --volume {volume} --name {}` goes on with what is here",
-                match theirs.state {
-                    State::Whole => "is not the one that acknowledged them",
-                    _ => "was lost too, or is new",
-                },
-                ours.tail,
-                self.me
-            )),
-            Loss::Copy(lacks) => {
-                // The other node's promotion needs `--force`, since this node's view is
-                // later.
-                let (why, force) = match lacks {
-                    Lacks::CatchingUp => ("it was catching up when it was last linked", " --force"),
-                    Lacks::Alone => ("this node went on without it", " --force"),
-                    Lacks::Behind => ("no sync point waits for it", ""),
-                };
-                let ours = match ours.state {
-                    State::Whole => {
-                        format!("this node's copy of volume {volume} began anew and holds nothing")
-                    }
-                    _ => format!(
-                        "this node has no whole copy of volume {volume}: its disk is new, or what it had in memory is gone"
-                    ),
-                };
-                Error::Invalid(format!(
-                    "{ours}. Node {peer}'s, up to LSN {}, may lack acknowledged sync points: {why}. Restore a copy, or go on with that one: `mojim promote{force} --volume {volume} --name {peer}`, and start the program there",
-                    theirs.tail
-                ))
-            }
-        };
-        self.fatal = Some(e.clone());
-        Err(e)
     }
 
     pub(super) fn refused(&mut self, r: Refuse) -> Result<()> {

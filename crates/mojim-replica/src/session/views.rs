@@ -115,6 +115,9 @@ impl Session {
             )));
         }
         self.abandon_link("");
+        let store = &self.primary.store;
+        let kept = store.holding(store.tail());
+        self.ask_told(&kept)?;
         self.epoch = self.epoch.max(self.unused_epoch());
         if let Some(view_client) = &mut self.view_client {
             // An earlier try may have begun an epoch that only the register knows.

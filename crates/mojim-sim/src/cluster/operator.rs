@@ -71,16 +71,17 @@ impl Cluster {
         let others = all.filter(|(i, _)| !two.contains(i));
         let stores = others.filter_map(|(i, node)| match &node.role {
             Role::Down => None,
-            Role::Primary(p) => Some((i, p.p.store.tail(), p.p.store.superblock())),
-            Role::Mirror(m) => Some((i, m.m.tail(), m.m.store.superblock())),
+            Role::Primary(p) => Some((i, p.p.store.tail(), p.p.store.superblock(), None)),
+            Role::Mirror(m) => Some((i, m.m.tail(), m.m.store.superblock(), m.m.knows())),
         });
-        let answers = stores.map(|(i, tail, sb)| {
+        let answers = stores.map(|(i, tail, sb, known)| {
             let whole = sb.state == State::Whole;
             Other {
                 node: NAMES[i].to_owned(),
                 epoch: sb.view.epoch,
                 leads: whole && sb.view.primary == NAMES[i],
                 has: Some(tail).filter(|_| whole),
+                known,
             }
         });
         answers.collect()

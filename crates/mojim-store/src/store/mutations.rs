@@ -94,6 +94,8 @@ pub struct Mutations {
     pub trust_wire: Switch,
     /// A log that is damaged before its end is taken for a shorter one.
     pub forget_missing: Switch,
+    /// A mirror's greeting tells what the mirror knew when its copy was opened.
+    pub tell_old: Switch,
     /// A record says that a part of a sync point was committed.
     pub stamp_parts: Switch,
     /// A mirror confirms a spill file that it did not sync.

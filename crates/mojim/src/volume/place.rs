@@ -24,7 +24,7 @@ use mojim_replica::layout;
 use mojim_replica::primary::Primary;
 use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
 use mojim_replica::request::{Request, Standing};
-use mojim_replica::session::Session;
+use mojim_replica::session::{Session, Told};
 use mojim_replica::view_client::ViewClient;
 use mojim_store::store::{Store, read_superblock};
 
@@ -33,6 +33,9 @@ const GIVES_WAY: Duration = Duration::from_secs(30);
 
 /// How long another node may take to say which view it knows.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// No copy of a volume is so many epochs behind another.
+const FAR: u64 = 1 << 40;
 
 /// Which volume is attached, on which node, over which environment.
 pub(super) struct Place {
@@ -175,10 +178,15 @@ impl Place {
             Some(_) => e,
             None => explained(e, &volume.name),
         };
-        if volume.failover == Failover::Manual {
-            self.check_views(&peer.name, &primary.store.superblock().view)?;
+        let view = primary.store.superblock().view;
+        let by_hand = volume.failover == Failover::Manual;
+        let others = layout::others(&self.config, node, volume);
+        let answers = self.ask(&others);
+        if by_hand {
+            self.check_views(&answers, &peer.name, &view)?;
         }
-        let mut s = Session::attach(primary.clone(), &node.name, peer);
+        let told = told(&answers, &view);
+        let mut s = Session::attach(primary.clone(), &node.name, peer).with_told(told);
         if volume.failover == Failover::Automatic {
             s = self.with_register(s, primary, holders).map_err(explained)?;
         }
@@ -197,24 +205,8 @@ impl Place {
     /// is not the primary: a node was promoted while this one was away, and would replace what it
     /// acknowledges now. Or in which this one, now new, was: it would begin an empty volume, and
     /// make the other copy one of that. What `mirror` knows itself, it tells over its session;
-    /// where there is a register, that knows. A node that does not answer, or not in these
-    /// words, is left out.
-    fn check_views(&self, mirror: &str, view: &View) -> Result<()> {
-        let others = layout::others(&self.config, &self.node, &self.volume);
-        let mut answers: Vec<(&str, Standing)> = Vec::new();
-        std::thread::scope(|s| {
-            let mut asked = Vec::new();
-            for p in &others {
-                let thread = std::thread::Builder::new().name("mojim-ask".into());
-                // Without a thread for it, a node counts as one that does not answer.
-                if let Ok(t) = thread.spawn_scoped(s, move || self.standing_of(p)) {
-                    asked.push((p.name.as_str(), t));
-                }
-            }
-            for (name, t) in asked {
-                answers.extend(t.join().ok().flatten().map(|standing| (name, standing)));
-            }
-        });
+    /// where there is a register, that knows.
+    fn check_views(&self, answers: &[(&str, Standing)], mirror: &str, view: &View) -> Result<()> {
         // Another node's numbers may be absurd.
         let sane = answers.iter().filter(|(_, s)| s.epoch < u64::MAX / 4);
         let Some((teller, latest)) = sane.max_by_key(|(p, s)| (s.epoch, *p == mirror)) else {
@@ -237,6 +229,26 @@ impl Place {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// What other nodes say of their copies. A node that does not answer, or not in these
+    /// words, is left out.
+    fn ask<'a>(&self, others: &'a [Peer]) -> Vec<(&'a str, Standing)> {
+        let mut answers = Vec::new();
+        std::thread::scope(|s| {
+            let mut asked = Vec::new();
+            for p in others {
+                let thread = std::thread::Builder::new().name("mojim-ask".into());
+                // Without a thread for it, a node counts as one that does not answer.
+                if let Ok(t) = thread.spawn_scoped(s, move || self.standing_of(p)) {
+                    asked.push((p.name.as_str(), t));
+                }
+            }
+            for (name, t) in asked {
+                answers.extend(t.join().ok().flatten().map(|standing| (name, standing)));
+            }
+        });
+        answers
     }
 
     /// What a node says of its copy, if it answers.
@@ -273,6 +285,20 @@ impl Place {
             Fallback::Manual => s,
         })
     }
+}
+
+/// What other nodes know to have been acknowledged. `view` is what this node's copy knows.
+fn told(answers: &[(&str, Standing)], view: &View) -> Vec<Told> {
+    let told = answers.iter().filter_map(|(node, standing)| {
+        let known = standing.known?;
+        // Another node's numbers may be absurd.
+        let is_sane = known.epoch <= standing.epoch && known.epoch < view.epoch + FAR;
+        is_sane.then(|| Told {
+            node: (*node).to_owned(),
+            known: known.into(),
+        })
+    });
+    told.collect()
 }
 
 /// Steps the session and the attach policy until the primary has begun its epoch.
