@@ -96,6 +96,21 @@ mod tests {
         assert!(p.has_room(19) && !p.has_room(20));
     }
 
+    /// Marks that a reset left counted for records that were to come again: a mirror then
+    /// acknowledged what it did not have.
+    #[test]
+    fn a_reset_forgets_every_mark() {
+        for (mark, done) in [(12, 10), (15, 13), (18, 10)] {
+            let p = Prefix::new(8, 10);
+            (11..=mark).filter(|l| *l != 11).for_each(|l| {
+                p.mark(l);
+            });
+            p.reset(done);
+            assert!(p.mark(done + 1));
+            assert_eq!(p.get(), done + 1, "marked up to {mark}, reset to {done}");
+        }
+    }
+
     #[test]
     fn many_threads_complete_everything() {
         let n: u64 = if cfg!(miri) { 200 } else { 40_000 };
