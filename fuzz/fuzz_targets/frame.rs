@@ -35,6 +35,7 @@ fn messages(b: &[u8]) {
     same::<Welcome>(b);
     same::<Start>(b);
     same::<Started>(b);
+    same::<Alive>(b);
     same::<Lane>(b);
     same::<CopyBegin>(b);
     same::<CopyStream>(b);

@@ -634,13 +634,20 @@ fn elsewhere(n: &Value, nodes: &[Value]) -> Option<String> {
 fn of_room(n: &Value) -> Option<String> {
     let room = &n["room"];
     let (free, needs) = (room["free"].as_u64()?, room["needs"].as_u64()?);
-    (free < needs).then(|| {
+    let count = |what: &str| room[what].as_u64();
+    let more = || Some(count("files")?.saturating_sub(count("needs_files")?));
+    let is_low = free < needs || more() == Some(0);
+    let files = count("files").map(|n| format!(", and {n} files can be made"));
+    let needs_files = count("needs_files").map(|n| format!(" and {n} files"));
+    is_low.then(|| {
         format!(
-            "node {}: {} MiB are free for its data at {}, and up to {} MiB of its log may have to go there",
+            "node {}: {} MiB are free for its data at {}{}; {} MiB{} are kept for what makes room, so a mount takes nothing new",
             text(n, "node"),
             free >> 20,
             text(room, "path"),
-            needs >> 20
+            files.unwrap_or_default(),
+            needs >> 20,
+            needs_files.unwrap_or_default(),
         )
     })
 }

@@ -124,6 +124,31 @@ fn what_was_stored_and_not_taken_is_not_called_committed_later() {
     assert!(said.contains("taking all stores into mappings"), "{said}");
 }
 
+/// What a file without a name loses is nobody's loss: the mount would end as one that has lost
+/// something for good.
+#[test]
+fn what_a_file_without_a_name_loses_is_no_loss_in_the_end() {
+    if !is_root() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _small = Small::at(c.dir.join("a"), "size=64m");
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let [f, fill] = ["f", "fill"].map(|n| open(&m.at.join(n)));
+    let pieces = (0..).map(|n| fill.write_all_at(&[1; 1 << 20], n << 20));
+    let refused = pieces.map(Result::err).find_map(|e| e).unwrap();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    f.set_len(8 << 20).unwrap();
+    fs::remove_file(m.at.join("f")).unwrap();
+    let map = Mapping::of(&f, 8 << 20);
+    (0..2048).for_each(|page| map.store(page, 7));
+    assert_eq!(map.sync(), Err(Errno::NOSPC));
+    drop((map, f, fill));
+    m.end();
+}
+
 /// Two bugs of the time in which nothing can be begun, since the mirror is away and the log is full.
 ///
 /// A truncation that failed had cut the file all the same, and the next sync point of whomever

@@ -223,6 +223,26 @@ impl std::fmt::Display for Address {
     }
 }
 
+/// What a file system has free for users other than root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes; `u64::MAX` if the file system does not count them.
+    pub bytes: u64,
+    /// Files and directories that can still be made; `u64::MAX` if that has no bound.
+    pub files: u64,
+    /// The unit in which files take bytes.
+    pub block: u32,
+}
+
+impl Space {
+    /// Of a file system that counts nothing.
+    pub const UNBOUNDED: Space = Space {
+        bytes: u64::MAX,
+        files: u64::MAX,
+        block: 4096,
+    };
+}
+
 /// One node's environment.
 pub trait Env: Send + Sync {
     /// Time since some fixed moment; never goes back.
@@ -253,6 +273,10 @@ pub trait Env: Send + Sync {
     /// (RLIMIT_FSIZE).
     fn file_size_limit(&self) -> u64 {
         u64::MAX
+    }
+    /// What the file system of `dir` has free.
+    fn space(&self, _dir: &Path) -> io::Result<Space> {
+        Ok(Space::UNBOUNDED)
     }
     /// The most files of one volume to keep open, since the process's descriptors
     /// must suffice for other uses too.

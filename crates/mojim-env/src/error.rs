@@ -117,6 +117,12 @@ impl Error {
         Error::io(what.to_string(), e).into_poison()
     }
 
+    /// Whether a disk had no room, where nothing is lost by that: it was not a sync that failed
+    /// ([`Error::Full`]).
+    pub fn lacks_room(&self) -> bool {
+        matches!(self, Error::Io { errno, .. } if [libc::ENOSPC, libc::EDQUOT].contains(errno))
+    }
+
     /// This error as what poisons a store.
     pub fn into_poison(self) -> Error {
         match self {

@@ -14,7 +14,7 @@ pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"MJF1");
 /// Bytes of a frame's header.
 pub const FRAME_LEN: usize = 32;
 /// Version of the wire, which both ends must share.
-pub const WIRE_VERSION: u8 = 2;
+pub const WIRE_VERSION: u8 = 3;
 /// Longest body of any frame that is not a record, in bytes.
 pub const MAX_BODY: usize = (1 << 20) + 4096;
 

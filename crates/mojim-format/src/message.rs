@@ -384,6 +384,42 @@ impl Message for Started {
     }
 }
 
+/// A mirror's answer to a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alive {
+    /// An epoch above the link's that a node has promised to which the mirror forwards; 0: none.
+    pub outbid: u64,
+    /// The records up to this LSN are in the mirror's data files, which the following takes
+    /// into account.
+    pub applied: u64,
+    /// Bytes that the file system of its data files has free.
+    pub bytes: u64,
+    /// Files that can still be made there.
+    pub files: u64,
+    /// The unit in which files take bytes there.
+    pub block: u32,
+}
+
+impl Message for Alive {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.outbid)
+            .u64(self.applied)
+            .u64(self.bytes)
+            .u64(self.files)
+            .u32(self.block);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(Alive {
+            outbid: r.u64()?,
+            applied: r.u64()?,
+            bytes: r.u64()?,
+            files: r.u64()?,
+            block: r.u32()?,
+        })
+    }
+}
+
 /// A whole copy of a volume follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyBegin {
@@ -686,6 +722,13 @@ mod tests {
         round(Started {
             session: 7,
             life: 9,
+        });
+        round(Alive {
+            outbid: 4,
+            applied: 9,
+            bytes: 1 << 40,
+            files: 1 << 20,
+            block: 4096,
         });
         round(Lane {
             cluster: "c".into(),

@@ -160,6 +160,17 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
             .encode(),
         ),
         (
+            "alive",
+            Alive {
+                outbid: 0,
+                applied: 8,
+                bytes: 1 << 30,
+                files: 1000,
+                block: 4096,
+            }
+            .encode(),
+        ),
+        (
             "lane",
             Lane {
                 cluster: "example".into(),

@@ -12,7 +12,7 @@
 
 use super::error;
 use mojim_env::threads::SignalsWait;
-use mojim_env::{File, NotPlain, OpenHow, descriptors};
+use mojim_env::{File, NotPlain, OpenHow, Space, descriptors};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -200,11 +200,24 @@ impl File for DiskFile {
 /// Bytes that the file system of `path` has free for users other than root; an error also
 /// if it does not count them.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
-    let v = fs::statvfs(path)?;
-    if v.f_blocks == 0 {
-        return Err(io::ErrorKind::Unsupported.into());
+    match space(path)?.bytes {
+        u64::MAX => Err(io::ErrorKind::Unsupported.into()),
+        bytes => Ok(bytes),
     }
-    Ok(v.f_bavail.saturating_mul(v.f_frsize))
+}
+
+/// See [`mojim_env::Env::space`].
+pub(super) fn space(path: &Path) -> io::Result<Space> {
+    let v = fs::statvfs(path)?;
+    let counted = |count: u64, all: u64| match all {
+        0 => u64::MAX,
+        _ => count,
+    };
+    Ok(Space {
+        bytes: counted(v.f_bavail.saturating_mul(v.f_frsize), v.f_blocks),
+        files: counted(v.f_favail, v.f_files),
+        block: v.f_frsize.clamp(512, 1 << 20) as u32,
+    })
 }
 
 /// Descriptors in reserve, so that the engine can open something for a moment (a

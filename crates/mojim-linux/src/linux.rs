@@ -14,7 +14,7 @@
 use crate::{Keys, disk, flush_range, memory, net, tls};
 use mojim_config::Config;
 use mojim_config::key_files;
-use mojim_env::{Address, Conn, Context, Env, File, Memory, OpenHow, Result};
+use mojim_env::{Address, Conn, Context, Env, File, Memory, OpenHow, Result, Space};
 use mojim_format::certificate::Subject;
 use std::any::Any;
 use std::io;
@@ -127,6 +127,9 @@ impl Env for Os {
     }
     fn file_size_limit(&self) -> u64 {
         disk::file_size_limit()
+    }
+    fn space(&self, dir: &Path) -> io::Result<Space> {
+        disk::space(dir)
     }
     fn most_open(&self) -> usize {
         disk::most_open()

@@ -117,7 +117,7 @@ impl Fs {
     /// Memory of what the data files have by now is free.
     pub(crate) fn forget_applied(&self) {
         let applied = self.volume.applied();
-        lock(&self.begun).retain(|(lsn, _)| *lsn > applied);
+        self.forget_room();
         let mut state = self.state();
         state.tree.applied(applied);
         for f in state.files.values() {
@@ -204,9 +204,9 @@ impl Fs {
         batch: &Batch,
     ) {
         let lsn = batch.lsn();
-        let mut bytes = 0;
+        let mut blocks = 0;
         for (ino, _, mut b) in held {
-            bytes += b.overlay.dirty_bytes();
+            blocks += b.overlay.blocks();
             self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
             // First: who reads it later finds its bytes here or in the data file.
             if b.created == NOT_YET {
@@ -216,7 +216,7 @@ impl Fs {
             b.modified = None;
             lock(&self.dirty).remove(&ino);
         }
-        lock(&self.begun).push((lsn, bytes));
+        self.room.begun(lsn, blocks);
         for (_, f) in state.fresh.drain() {
             let mut b = lock(&f.bytes);
             b.created = b.created.min(lsn);

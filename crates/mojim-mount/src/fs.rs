@@ -1,7 +1,7 @@
 //! What a mounted directory does, apart from FUSE: calls on numbers of nodes.
 //!
 //! Owns the mount's memory: the tree, and for each file what is not in its data file yet; and
-//! when so much waits that it is committed early. `commit` owns how, `room` what the disk has room
+//! when so much waits that it is committed early. `commit` owns how, `room` what the disks have room
 //! for, `lost` what could not be taken.
 //!
 //! Invariants:
@@ -24,8 +24,8 @@ use rustix::io::Errno;
 use crate::cells::{Attributes, Kind, Time};
 use crate::flags::Flags;
 use crate::lost::Lost;
-use crate::overlay::Overlay;
-use crate::room::{NAME, Room};
+use crate::overlay::{BLOCK, Overlay};
+use crate::room::Room;
 use crate::tree::{Asker, NAMES, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
@@ -135,9 +135,8 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
-    /// The LSN and the bytes of each sync point that may not be applied yet. Locked last.
-    pub(crate) begun: Mutex<Vec<(u64, usize)>>,
-    room: Room,
+    /// Its lock is taken last.
+    pub(crate) room: Room,
     pub(crate) lost: Lost,
     /// The mount is over: nothing is changed any more.
     closed: AtomicBool,
@@ -231,7 +230,6 @@ impl Fs {
             volume,
             options,
             waiting: AtomicUsize::new(0),
-            begun: Mutex::default(),
             room: Room::default(),
             lost: Lost::default(),
             closed: AtomicBool::new(false),
@@ -342,12 +340,13 @@ impl Fs {
         asker: Asker,
         open: bool,
     ) -> Result<Seen> {
+        let need = self.take_name(parent, name, 0, 1)?;
         let mut state = self.to_change()?;
-        self.take_file(&state, name)?;
         let number = state.tree.new_number();
         let ino = state
             .tree
             .make(parent, name, Kind::File(number), mode, asker)?;
+        self.room.named(need);
         if open {
             state.tree.open(ino)?;
         }
@@ -366,21 +365,23 @@ impl Fs {
         mode: u32,
         asker: Asker,
     ) -> Result<Seen> {
-        let mut state = self.to_change()?;
-        match &kind {
-            Kind::Dir => self.take_file(&state, name)?,
+        let need = match &kind {
+            Kind::Dir => self.take_name(parent, name, BLOCK as usize, 1)?,
             // They are in the file of names alone.
-            Kind::Link(target) => self.take_room(NAME + name.len() + target.len())?,
-            _ => self.take_room(NAME + name.len())?,
-        }
+            Kind::Link(target) => self.take_name(parent, name, target.len(), 0)?,
+            _ => self.take_name(parent, name, 0, 0)?,
+        };
+        let mut state = self.to_change()?;
         let ino = state.tree.make(parent, name, kind, mode, asker)?;
+        self.room.named(need);
         state.seen(ino)
     }
 
     pub(crate) fn link(&self, ino: u64, parent: u64, name: &[u8]) -> Result<Seen> {
+        let need = self.take_name(parent, name, 0, 0)?;
         let mut state = self.to_change()?;
-        self.take_room(NAME + name.len())?;
         state.tree.link_to(ino, parent, name, now())?;
+        self.room.named(need);
         state.seen(ino)
     }
 
@@ -415,6 +416,7 @@ impl Fs {
             self.lost.forget(ino);
             let b = lock(&f.bytes);
             self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
+            self.room.count(b.overlay.blocks(), 0);
             lock(&self.dirty).remove(&ino);
         }
     }
@@ -533,18 +535,40 @@ impl Fs {
             begun => begun?,
         }
         let killed = how.kill && self.take_set_ids(ino)?;
-        let mut b = lock(&file.bytes);
-        self.writable()?;
-        if end > b.overlay.size() {
-            self.volume.check_size(end).map_err(|e| errno(&e))?;
+        let range = offset..end;
+        self.await_mirror();
+        let mut look = 0;
+        loop {
+            let mut b = lock(&file.bytes);
+            self.writable()?;
+            if end > b.overlay.size() {
+                self.volume.check_size(end).map_err(|e| errno(&e))?;
+            }
+            let new = if bytes.is_empty() {
+                0
+            } else {
+                b.overlay.new_blocks(&range)
+            };
+            let taken = match self.take_blocks(new) {
+                Ok(()) => true,
+                // A full disk takes what takes the place of other bytes.
+                Err(Errno::NOSPC) if self.is_there(&file, &mut b, range.clone())? => false,
+                Err(e) => {
+                    drop(b);
+                    match e {
+                        Errno::NOSPC if self.look_again(&mut look) => continue,
+                        e => return Err(e),
+                    }
+                }
+            };
+            self.count(ino, &mut b, now(), |o| {
+                o.write(offset, bytes);
+                if taken && new > 0 {
+                    o.take_blocks(&range);
+                }
+            });
+            return Ok(killed);
         }
-        match self.take_room(bytes.len()) {
-            // A full disk takes what takes the place of other bytes.
-            Err(Errno::NOSPC) if self.is_there(&file, &mut b, offset..end)? => {}
-            taken => taken?,
-        }
-        self.count(ino, &mut b, now(), |o| o.write(offset, bytes));
-        Ok(killed)
     }
 
     /// Takes set-ID bits from a file. True if it had some.
@@ -558,39 +582,11 @@ impl Fs {
         Ok(had)
     }
 
-    /// `bytes` are written, be it behind the end of a file or in a hole.
-    fn take_room(&self, bytes: usize) -> Result<()> {
-        // What waits, and what is not applied, has taken none yet; names and catalogues take some.
-        let waiting = || {
-            let names = 4 * self.volume.most_at_once();
-            self.waiting.load(Relaxed) + self.unapplied() + names
-        };
-        self.room.take(|| self.volume.directory(), bytes, waiting)
-    }
-
-    /// Bytes that were begun and are not applied.
-    fn unapplied(&self) -> usize {
-        let applied = self.volume.applied();
-        let begun = lock(&self.begun);
-        let waits = begun.iter().filter(|(lsn, _)| *lsn > applied);
-        waits.map(|(_, bytes)| bytes).sum()
-    }
-
     /// Whether everything that waits still goes into a record: whoever begins a sync point by a spill
     /// file, while the mirror is away, keeps all others waiting.
     fn fits_one_record(&self) -> bool {
         let most = self.options.most_waiting;
         self.state().tree.waiting() + self.waiting.load(Relaxed) <= most + most / 2
-    }
-
-    /// A file or a directory is made.
-    fn take_file(&self, state: &State, name: &[u8]) -> Result<()> {
-        self.take_room(NAME + name.len())?;
-        // Those that are not applied have taken none yet.
-        let applied = self.volume.applied();
-        let is_new = |f: &&Arc<FileBytes>| lock(&f.bytes).created > applied;
-        let waiting = || state.files.values().filter(is_new).count();
-        self.room.take_file(|| self.volume.directory(), waiting)
     }
 
     /// Bytes that the kernel wrote back, from a mapping, were not taken. Call before it is told.
@@ -618,8 +614,9 @@ impl Fs {
         if b.modified.replace(now).is_none() {
             lock(&self.dirty).insert(ino);
         }
-        let before = b.overlay.dirty_bytes();
+        let (before, blocks) = (b.overlay.dirty_bytes(), b.overlay.blocks());
         change(&mut b.overlay);
+        self.room.count(blocks, b.overlay.blocks());
         let after = b.overlay.dirty_bytes();
         match after >= before {
             true => self.waiting.fetch_add(after - before, Relaxed),
@@ -771,9 +768,11 @@ impl Fs {
 
     pub(crate) fn set_xattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
         Self::check_xattr(name)?;
+        let need = self.take_name(ino, name, value.len(), 0)?;
         let mut state = self.to_change()?;
-        self.take_room(NAME + name.len() + value.len())?;
-        state.tree.set_xattr(ino, name, value, flags, now())
+        state.tree.set_xattr(ino, name, value, flags, now())?;
+        self.room.named(need);
+        Ok(())
     }
 
     pub(crate) fn remove_xattr(&self, ino: u64, name: &[u8]) -> Result<()> {

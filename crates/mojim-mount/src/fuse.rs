@@ -576,17 +576,24 @@ impl Filesystem for Server {
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        match rustix::fs::statvfs(self.fs(req).volume().directory()) {
-            Ok(s) => reply.statfs(
-                s.f_blocks,
-                s.f_bfree,
-                s.f_bavail,
-                self.fs(req).nodes() + s.f_ffree,
-                s.f_ffree,
-                s.f_bsize as u32,
-                255,
-                s.f_frsize as u32,
-            ),
+        let fs = self.fs(req);
+        match rustix::fs::statvfs(fs.volume().directory()) {
+            Ok(s) => {
+                // What calls find that make something, on the fuller node.
+                let left = fs.left();
+                let available = s.f_bavail.min(left.bytes / s.f_frsize.max(1));
+                let files = s.f_ffree.min(left.files);
+                reply.statfs(
+                    s.f_blocks,
+                    s.f_bfree,
+                    available,
+                    fs.nodes() + files,
+                    files,
+                    s.f_bsize as u32,
+                    255,
+                    s.f_frsize as u32,
+                )
+            }
             Err(e) => reply.error(no(e)),
         }
     }

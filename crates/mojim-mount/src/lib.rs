@@ -5,8 +5,8 @@
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`; `fs`; `tree`;
-//! `names`; `cells`, `lost`, `overlay`, `room`.
+//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`, `taking`; `fs`;
+//! `tree`; `names`, `room`; `cells`, `lost`, `overlay`.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
@@ -38,6 +38,7 @@ mod names;
 mod overlay;
 mod read;
 mod room;
+mod taking;
 mod tree;
 
 pub use flags::Flags;

@@ -7,6 +7,7 @@
 //! Invariants:
 //! - Extents do not overlap, and end at or before the file's size.
 //! - `dirty` names exactly the extents that are not begun.
+//! - `blocks` names each block for which room was taken, until its bytes are begun or cut.
 //! - Bytes that were begun stay here until their sync point is applied: until then the data
 //!   file may have them or not.
 //! - Bytes of the data file from a cut on do not count until that cut is applied. Each cut
@@ -19,6 +20,8 @@ use mojim::Change;
 
 /// An extent takes what is written behind it until it has so many bytes.
 const MOST: usize = 1 << 20;
+/// Unit in which bytes that are not begun are counted for the room that they take.
+pub(crate) const BLOCK: u64 = 4096;
 /// Of an extent that is not begun.
 const NOT_YET: u64 = 0;
 
@@ -52,6 +55,8 @@ pub(crate) struct Overlay {
     /// Where extents are that are not begun: of those that are, thousands may wait to be applied.
     dirty: BTreeSet<u64>,
     dirty_bytes: usize,
+    /// Blocks of what is not begun, except where that takes the place of other bytes.
+    blocks: BTreeSet<u64>,
     /// The oldest sync point of an extent or a cut; `u64::MAX`: none.
     oldest: u64,
 }
@@ -67,6 +72,7 @@ impl Overlay {
             cuts: Vec::new(),
             dirty: BTreeSet::new(),
             dirty_bytes: 0,
+            blocks: BTreeSet::new(),
             oldest: u64::MAX,
         }
     }
@@ -83,6 +89,23 @@ impl Overlay {
     /// Extents that are not begun.
     pub(crate) fn dirty_extents(&self) -> usize {
         self.dirty.len()
+    }
+
+    /// Blocks for which room was taken, and that are not begun.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks of `range`, which is not empty, for which no room was taken yet.
+    pub(crate) fn new_blocks(&self, range: &Range<u64>) -> usize {
+        let all = range.start / BLOCK..=(range.end - 1) / BLOCK;
+        all.filter(|block| !self.blocks.contains(block)).count()
+    }
+
+    /// Room was taken for the blocks of `range`, which is not empty.
+    pub(crate) fn take_blocks(&mut self, range: &Range<u64>) {
+        self.blocks
+            .extend(range.start / BLOCK..=(range.end - 1) / BLOCK);
     }
 
     /// Whether there is anything to commit.
@@ -170,6 +193,7 @@ impl Overlay {
     pub(crate) fn resize(&mut self, size: u64) {
         if size < self.size {
             self.clear(size, u64::MAX);
+            self.blocks.split_off(&size.div_ceil(BLOCK));
             self.low = self.low.min(size);
             match self.cuts.last_mut() {
                 Some(cut) if cut.lsn == NOT_YET => cut.at = cut.at.min(size),
@@ -272,6 +296,7 @@ impl Overlay {
             self.oldest = self.oldest.min(lsn);
         }
         self.dirty_bytes = 0;
+        self.blocks.clear();
         self.begun_size = self.size;
         self.low = self.size;
     }

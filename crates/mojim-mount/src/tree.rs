@@ -50,7 +50,7 @@ pub(crate) struct Node {
     /// Of a directory.
     pub(crate) children: BTreeMap<Vec<u8>, Child>,
     /// Names: the directory's number, and the name in it. A directory has one; the root none.
-    names: Vec<(u64, Vec<u8>)>,
+    pub(crate) names: Vec<(u64, Vec<u8>)>,
     xattrs: BTreeMap<Vec<u8>, (Vec<u8>, Place)>,
     pub(crate) opens: u32,
     /// How often the kernel was told of it, and has not forgotten it.

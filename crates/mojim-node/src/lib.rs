@@ -70,6 +70,9 @@ const MAX_LINKS: usize = 512;
 /// Most of them that may be streams of copies: there is always room for others.
 const MAX_STREAMS: usize = MAX_LINKS / 4;
 
+/// How long what is committed waits between two looks whether there is room for it.
+const SHORT_PAUSE: Duration = Duration::from_millis(100);
+
 /// A running node.
 pub struct Node {
     config: Config,
@@ -486,13 +489,25 @@ impl Node {
     fn checkpoint_loop(&self, m: &Mirror) {
         mojim_env::threads::yield_to_others();
         let mut pacer = Pacer::of_mirror();
+        // What is committed found no room.
+        let mut full = false;
         while !m.is_closed() {
             let limit = m.apply_limit();
             if let Err(e) = m.background_turn(&mut pacer) {
                 // It follows, and goes on by itself when there is room.
                 let why = e.cause();
-                error!(node = %self.me.name, volume = %m.store.spec().volume, "{why}");
-                return;
+                let waits = m.store.poisoned().is_none();
+                if !(waits && std::mem::replace(&mut full, waits)) {
+                    error!(node = %self.me.name, volume = %m.store.spec().volume, "{why}");
+                }
+                if !waits {
+                    return;
+                }
+                std::thread::sleep(SHORT_PAUSE);
+                continue;
+            }
+            if std::mem::take(&mut full) {
+                info!(node = %self.me.name, volume = %m.store.spec().volume, "there is room again");
             }
             if !pacer.rests() {
                 std::thread::sleep(Duration::from_millis(1));
@@ -743,7 +758,7 @@ impl Node {
                 }
                 Err(e) => {
                     // A poisoned copy reports its error itself.
-                    if is_full(&e) && m.store.poisoned().is_none() {
+                    if is_full(&e) && m.store.check().is_ok() {
                         let said = (self.env.now(), e.cause());
                         self.held[&hello.volume].known().uncopied = Some(said);
                     }

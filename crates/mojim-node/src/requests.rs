@@ -16,13 +16,14 @@ use serde_json::{Value, json};
 use super::{Node, is_full};
 use mojim_config::Volume;
 use mojim_env::wire::Wire;
-use mojim_env::{Error, OpenHow, Proof, Result};
+use mojim_env::{Error, OpenHow, Proof, Result, Space};
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Holder, Post, Question, Request, Standing};
 use mojim_store::area::Area;
 use mojim_store::log::{LIVE_AT, Live};
+use mojim_store::room;
 use mojim_store::store::read_superblock;
 
 /// How long a request may wait for its answer to change.
@@ -424,16 +425,21 @@ impl Node {
         }
     }
 
-    /// Adds what is free for the volume's data files, and what the logs may have to put
-    /// there. Adds nothing if the file system counts no blocks.
+    /// Adds what is free for the volume's data files, and what of that programs do not get.
+    /// Adds nothing if the file system counts no blocks.
     fn status_of_room(&self, v: &Volume, out: &mut Value) {
         let path = &self.me.directory;
-        let Ok(free) = mojim_linux::free_bytes(path) else {
+        let space = self.env.space(path).unwrap_or(Space::UNBOUNDED);
+        if space.bytes == u64::MAX {
             return;
-        };
-        let logs = layout::logs(&self.config, &self.me, v);
-        let needs: u64 = logs.iter().map(|l| l.size).sum();
-        out["room"] = json!({ "free": free, "needs": needs, "path": path.display().to_string() });
+        }
+        let needs = room::reserve(&*self.env, &layout::meta_dir(&self.me, &v.name));
+        let path = path.display().to_string();
+        out["room"] = json!({ "free": space.bytes, "needs": needs, "path": path });
+        if space.files < u64::MAX {
+            out["room"]["files"] = json!(space.files);
+            out["room"]["needs_files"] = json!(room::RESERVED_FILES);
+        }
     }
 
     /// What a look from outside finds wrong with a copy that nobody has open. Until a
@@ -510,7 +516,7 @@ impl Node {
             persistent: m.store.level().is_persistent(),
             attached: None,
             distrusted: m.is_distrusted(),
-            error: m.store.poisoned().map(Error::cause),
+            error: m.store.check().err().map(|e| e.cause()),
             known: m.knows().map(Into::into),
         }
     }
@@ -560,7 +566,7 @@ impl Node {
             out["error"] = json!(e);
             let sequence = sb.as_ref().map(|sb| sb.sequence);
             let why = match &mirror {
-                Some(m) => m.store.poisoned().cloned(),
+                Some(m) => m.store.check().err(),
                 None => self.noted(v, sequence),
             };
             // A copy that follows goes on by itself when there is room.

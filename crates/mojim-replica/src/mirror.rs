@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use mojim_format::frame::WAITS;
 use mojim_format::message::{
-    CopyData, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
+    Alive, CopyData, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;
@@ -365,7 +365,7 @@ impl Mirror {
         check_view(h, &sb)?;
         self.check_rival(h, &sb)?;
         check_epoch(h, &sb)?;
-        if let Some(e) = self.store.poisoned() {
+        if let Err(e) = self.store.check() {
             return Err(Refusal::new(RefuseCode::Poisoned, e.cause()));
         }
         if h.backup && sb.view.epoch > 0 && sb.view.epoch == h.view {
@@ -582,6 +582,10 @@ impl Mirror {
         let mut limit = self.apply_limit();
         if self.store.mutations.apply_uncommitted.is_on() {
             limit = self.received.get();
+        }
+        if self.store.lacks_room().is_some() {
+            // Also if nothing is to be applied any more: else it would refuse for ever.
+            self.store.apply(limit, piece(self.smallest_log) as usize)?;
         }
         let full = self.store.pressure() > 0.5;
         let enough = limit.saturating_sub(before) >= self.checkpoint_threshold;

@@ -50,7 +50,7 @@ use mojim_config::WriteBack;
 use mojim_env::event::Event;
 use mojim_env::threads::thread_number;
 use mojim_env::turns::Mutex;
-use mojim_env::{Error, Result};
+use mojim_env::{Error, Result, Space};
 use mojim_store::log::{Live, Log};
 use mojim_store::store::Store;
 use split::Split;
@@ -238,6 +238,8 @@ pub struct Primary {
     spilling: AtomicUsize,
     /// The most bytes that a file can have at the mirror, by its last Welcome.
     pub(crate) mirror_max_file: AtomicU64,
+    /// What a mirror last said of its room, over the present link or the last one.
+    mirror_room: Mutex<Option<(u64, Space)>>,
     /// The backups, while there is no mirror that forwards to them.
     pub backups: BackupProgress,
 }
@@ -414,6 +416,7 @@ impl Primary {
             spill_error: Mutex::new(None),
             spilling: AtomicUsize::new(0),
             mirror_max_file: AtomicU64::new(u64::MAX),
+            mirror_room: Mutex::default(),
             backups: BackupProgress::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
@@ -451,6 +454,7 @@ impl Primary {
             .store(self.link_up.load(Acquire) as u64, Relaxed);
         live.live(Live::Pid)
             .store(std::process::id() as u64, Release);
+        self.store.outlast_full_disks();
         self.ready.store(true, Release);
     }
 
@@ -511,6 +515,19 @@ impl Primary {
     /// Whether the lanes to the mirror are open.
     pub fn is_linked(&self) -> bool {
         self.link_up.load(Acquire)
+    }
+
+    /// What was last told to be free at the mirror, while one is linked, and the LSN up to which
+    /// that counts what is applied there: the records behind it are on their way.
+    pub fn mirror_room(&self) -> Option<(u64, Space)> {
+        let told = *self.mirror_room.lock().unwrap_or_else(|e| e.into_inner());
+        told.filter(|_| self.is_linked())
+    }
+
+    /// The mirror has told its room.
+    pub(crate) fn mirror_has(&self, applied: u64, space: Space) {
+        let told = Some((applied, space));
+        *self.mirror_room.lock().unwrap_or_else(|e| e.into_inner()) = told;
     }
 
     /// Fails for good: a newer view has another primary.

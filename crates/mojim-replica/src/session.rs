@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-use mojim_format::message::{Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
+use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{
@@ -43,7 +43,7 @@ use mojim_copy::copy_in::CopyIn;
 use mojim_copy::copy_out::CopyOut;
 use mojim_copy::stream::StreamOut;
 use mojim_env::wire::{Wire, bad};
-use mojim_env::{Conn, Error, Result};
+use mojim_env::{Conn, Error, Result, Space};
 use mojim_store::area::named_spill;
 use mojim_store::log::Live;
 
@@ -52,6 +52,8 @@ use mojim_store::log::Live;
 const REPLACE: u32 = 2;
 /// The longest pause between two epochs that are begun for a backup's sake.
 const OUTBID_PAUSE: Duration = Duration::from_secs(60);
+/// No file system has larger blocks.
+const MOST_BLOCK: u32 = 1 << 20;
 /// If more epochs than this have begun since a checkpoint, none is begun for a backup's
 /// sake; a history keeps twice as many.
 const MOST_EPOCHS: usize = 64;
@@ -602,8 +604,8 @@ impl Session {
                 (p, Ok(()))
             }
             (p, FrameKind::Heartbeat) => {
-                self.beat_answered(&f, body, matches!(p, Phase::Active));
-                (p, Ok(()))
+                let taken = self.beat_answered(&f, body, matches!(p, Phase::Active));
+                (p, taken)
             }
             (p, k) => (
                 p,
@@ -640,12 +642,24 @@ impl Session {
         self.send_spills(s.session, resume)
     }
 
-    /// Takes the answer to a heartbeat: the round-trip time, and the epoch that a backup
-    /// of the mirror's has promised, if the answer has one.
-    fn beat_answered(&mut self, f: &Frame, body: &[u8], active: bool) {
-        if let (true, Ok(epoch)) = (active, body.try_into()) {
-            let promised = u64::from_le_bytes(epoch);
-            self.primary.backups.outbid_by(promised, self.epoch);
+    /// Takes the answer to a heartbeat: the round-trip time, the epoch that a backup of the
+    /// mirror's has promised, if the answer has one, and the mirror's room.
+    fn beat_answered(&mut self, f: &Frame, body: &[u8], active: bool) -> Result<()> {
+        let alive = Alive::decode(body).map_err(bad)?;
+        if alive.block > MOST_BLOCK {
+            return Err(Error::Protocol(format!(
+                "node {} says that files take units of {} bytes there",
+                self.peer.name, alive.block
+            )));
+        }
+        if active {
+            self.primary.backups.outbid_by(alive.outbid, self.epoch);
+            let space = Space {
+                bytes: alive.bytes,
+                files: alive.files,
+                block: alive.block,
+            };
+            self.primary.mirror_has(alive.applied, space);
         }
         if let Some((at, n)) = self.sent_at
             && f.flags as u64 == n & 0x7fff
@@ -657,6 +671,7 @@ impl Session {
                 .store(usual.as_nanos() as u64, Relaxed);
             self.sent_at = None;
         }
+        Ok(())
     }
 
     /// The view of this session.

@@ -28,6 +28,7 @@ use mojim_format::{Catalog, CatalogEntry, FormatError, Op, OpKind, RecordView};
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Env, Error, File, NotPlain, OpenHow, Result};
 
+mod again;
 mod images;
 mod names;
 mod open;
@@ -89,6 +90,10 @@ pub struct Area {
     /// A sync that failed when a file was closed for another: every later `flush` and
     /// `sync` fails too.
     failed: Option<Error>,
+    /// What was being applied found no room, and is given up; the rest is not what the disk has.
+    torn: bool,
+    /// Files that were not synced, and left the catalogue since [`Area::settle`].
+    left: BTreeMap<u32, Arc<dyn File>>,
     /// Most files that are kept open.
     pub max_open: usize,
     /// The most bytes that a file can have here.
@@ -153,6 +158,8 @@ impl Area {
             made: BTreeSet::new(),
             spills: Vec::new(),
             failed: None,
+            torn: false,
+            left: BTreeMap::new(),
             max_open: MAX_OPEN,
         }
     }
@@ -345,6 +352,14 @@ impl Area {
         }
     }
 
+    /// A file, in messages.
+    fn called(&self, id: u32) -> String {
+        match self.files.get(&id) {
+            Some(f) => format!("file {:?}", f.name),
+            None => format!("file {id}"),
+        }
+    }
+
     /// Where a file lies.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
@@ -389,7 +404,7 @@ impl Area {
                 if let Err(e) = f.sync() {
                     // The caller may not be the applier. The next sync must fail
                     // too, and not rely on a new descriptor, which may report success.
-                    let e = Error::poisoned(format!("syncing file {id}"), &e);
+                    let e = Error::poisoned(format!("syncing {}", self.called(id)), &e);
                     self.failed = Some(e.clone());
                     return Err(e);
                 }
@@ -449,7 +464,7 @@ impl Area {
             {
                 return Ok(());
             }
-            r => r.context(|| format!("resizing file {id} to {size} bytes"))?,
+            r => r.context(|| format!("resizing {} to {size} bytes", self.called(id)))?,
         }
         self.dirty.insert(id, ());
         self.files.get_mut(&id).expect("just seen").size = size;
@@ -458,8 +473,12 @@ impl Area {
     }
 
     fn forget(&mut self, id: u32) {
-        self.open.all().remove(&id);
-        self.dirty.remove(&id);
+        let open = self.open.all().remove(&id);
+        if self.dirty.remove(&id).is_some()
+            && let Some(f) = open
+        {
+            self.left.insert(id, f);
+        }
         self.image.retain(|k, _| k.0 != id);
     }
 
@@ -488,7 +507,9 @@ impl Area {
 
     fn sync_dir(&self, dir: &Path) -> Result<()> {
         match self.env.sync_dir(dir) {
-            Err(e) if !is_gone(&e) => Err(Error::io(format!("syncing {}", dir.display()), &e)),
+            Err(e) if !is_gone(&e) => {
+                Err(Error::poisoned(format!("syncing {}", dir.display()), &e))
+            }
             _ => Ok(()),
         }
     }
@@ -518,7 +539,7 @@ impl Area {
             }
             let f = self.file(id)?;
             f.sync()
-                .map_err(|e| Error::poisoned(format!("syncing file {id}"), &e))?;
+                .map_err(|e| Error::poisoned(format!("syncing {}", self.called(id)), &e))?;
         }
         Ok(())
     }
@@ -635,7 +656,7 @@ impl Area {
         self.flush()?;
         let f = self.file(id)?;
         f.read_at(buf, offset)
-            .context(|| format!("reading file {id}"))
+            .context(|| format!("reading {}", self.called(id)))
     }
 }
 
@@ -661,7 +682,7 @@ pub fn make_dirs(env: &dyn Env, dir: &Path, root: &Path) -> Result<()> {
         match env.sync_dir(parent) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EIO) || parent == root => {
-                return Err(Error::io(format!("syncing {}", parent.display()), &e));
+                return Err(Error::poisoned(format!("syncing {}", parent.display()), &e));
             }
             // Far up there may be directories that this process may not open.
             Err(_) => break,
@@ -717,7 +738,7 @@ pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
     drop(f);
     env.rename(&tmp, path).context(what)?;
     if let Some(dir) = path.parent() {
-        env.sync_dir(dir).context(what)?;
+        env.sync_dir(dir).map_err(|e| Error::poisoned(what(), &e))?;
     }
     Ok(())
 }

@@ -5,5 +5,6 @@ pub mod area;
 pub mod log;
 pub mod notes;
 pub mod progress;
+pub mod room;
 pub mod stage;
 pub mod store;

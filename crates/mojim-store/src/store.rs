@@ -36,6 +36,7 @@ mod hold;
 mod load;
 mod mutations;
 mod open;
+mod reserve;
 mod spill;
 mod state;
 

@@ -65,6 +65,9 @@ pub use windows::{is_region, unmap};
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
 
+/// How long what is committed waits between two looks whether there is room for it.
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
+
 /// How long a process waits for the process that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -514,11 +517,12 @@ impl Inner {
         let mut pacer = Pacer::of_primary();
         while !self.stop.load(Acquire) {
             let before = p.last();
-            // If the store is poisoned, every sync point fails with that.
-            if p.background_turn(&mut pacer, committed::are_many())
-                .is_err()
-            {
-                return;
+            match p.background_turn(&mut pacer, committed::are_many()) {
+                Ok(()) => {}
+                // What is committed waits for room on the disk.
+                Err(_) if p.store.poisoned().is_none() => std::thread::sleep(SHORT_PAUSE),
+                // The store is poisoned, and every sync point fails with that.
+                Err(_) => return,
             }
             if committed::are_many() {
                 self.sweep();

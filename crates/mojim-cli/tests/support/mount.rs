@@ -93,7 +93,7 @@ impl Drop for Mount {
     }
 }
 
-/// A file system of its own for a node, as small as a test wants.
+/// A file system of its own for a node, as small as a test wants. Needs root.
 pub struct Small(PathBuf);
 
 impl Small {
@@ -103,6 +103,23 @@ impl Small {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("mode=755,{options}"), "small"]);
         assert!(mount.arg(&dir).status().unwrap().success());
+        Small(dir)
+    }
+
+    /// An ext4 of `mib` MiB, with so many files at most, beside `dir`.
+    pub fn ext4(dir: PathBuf, mib: u64, files: u64) -> Small {
+        fs::create_dir_all(&dir).unwrap();
+        let image = dir.with_extension("img");
+        let made = fs::File::create(&image).unwrap();
+        made.set_len(mib << 20).unwrap();
+        let files = files.to_string();
+        let mut mkfs = Command::new("mkfs.ext4");
+        mkfs.args(["-q", "-F", "-b", "4096", "-N", &files])
+            .arg(&image);
+        assert!(mkfs.status().unwrap().success());
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "loop"]).arg(&image).arg(&dir);
+        assert!(mount.status().unwrap().success());
         Small(dir)
     }
 }

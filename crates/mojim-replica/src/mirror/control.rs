@@ -245,16 +245,25 @@ impl ControlIn {
     }
 
     /// Answers a heartbeat, with the greater epoch that a node has promised that this one
-    /// forwards to: only the primary can act on it.
+    /// forwards to (only the primary can act on it), and with the room that this copy has.
     fn answer_beat(&mut self, m: &Mirror, number: u16) {
-        let outbid = Some(m.backups.outbid()).filter(|e| *e > self.epoch);
-        let outbid = outbid.map(u64::to_le_bytes);
+        let outbid = m.backups.outbid();
+        // Before the room is looked at: what is applied meanwhile counts twice, not never.
+        let applied = m.store.applied();
+        let space = m.store.space();
+        let alive = Alive {
+            outbid: if outbid > self.epoch { outbid } else { 0 },
+            applied,
+            bytes: space.bytes,
+            files: space.files,
+            block: space.block,
+        };
         self.wire.queue(
             FrameKind::Heartbeat,
             self.epoch,
             m.received.get(),
             number,
-            outbid.as_ref().map_or(&[], |b| &b[..]),
+            &alive.encode(),
         );
     }
 }

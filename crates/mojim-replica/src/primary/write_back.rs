@@ -62,9 +62,11 @@ impl Primary {
                 }
             }
         };
-        if due {
-            self.store.apply(limit, piece as usize)?;
-        }
+        // What finds no room is tried again later. Who looks is told the rest meanwhile.
+        let applied = match due {
+            true => self.store.apply(limit, piece as usize),
+            false => Ok(before),
+        };
         let live = &self.store.logs()[0];
         live.live(Live::Last).store(self.last(), Relaxed);
         live.live(Live::Committed)
@@ -76,7 +78,7 @@ impl Primary {
             .store(self.link_up.load(Relaxed) as u64, Relaxed);
         live.live(Live::BytesBehind)
             .store(self.bytes_behind(), Relaxed);
-        let applied = self.store.applied();
+        let applied = applied.map(|_| self.store.applied())?;
         if (full || idle) && applied > self.store.checkpointed() {
             self.store.checkpoint_if(|lsn| self.may_lose(lsn))?;
             self.done.notify();

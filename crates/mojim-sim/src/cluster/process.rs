@@ -374,7 +374,8 @@ impl Cluster {
     fn reopen(&mut self, n: usize) -> Checked<bool> {
         let failed = match &self.nodes[n].role {
             Role::Down => false,
-            Role::Primary(p) => p.p.store.poisoned().is_some() || p.session.fatal().is_some(),
+            // Also one that attaches and has no room.
+            Role::Primary(p) => p.p.store.check().is_err() || p.session.fatal().is_some(),
             Role::Mirror(m) => m.m.store.poisoned().is_some(),
         };
         if !failed {

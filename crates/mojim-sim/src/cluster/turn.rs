@@ -174,7 +174,7 @@ impl Cluster {
                 Ok(())
             }
             // A session or a copy that has failed is handled by `reopen`.
-            Err(_) if prim.session.fatal().is_some() || prim.p.store.poisoned().is_some() => Ok(()),
+            Err(_) if prim.session.fatal().is_some() || prim.p.store.check().is_err() => Ok(()),
             Err(_) if prim.p.store.check_complete().is_err() => self.ask_operator(n),
             Err(_) => {
                 prim.attach = Some(Attach::new(&mut prim.session, policy));

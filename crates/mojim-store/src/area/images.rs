@@ -41,7 +41,7 @@ impl Area {
             self.dirty.insert(id, ());
             return f
                 .write_at(bytes, offset)
-                .map_err(|e| Error::poisoned(format!("writing file {id} at {offset}"), &e));
+                .context(|| format!("writing {} at {offset}", self.called(id)));
         }
         let mut offset = offset;
         while !bytes.is_empty() {
@@ -144,7 +144,7 @@ impl Area {
         let got = self
             .file(id)?
             .read_at(bytes, at)
-            .map_err(|e| Error::poisoned(format!("reading file {id}"), &e))?;
+            .map_err(|e| Error::poisoned(format!("reading {}", self.called(id)), &e))?;
         bytes[got..].fill(0);
         Ok(())
     }
@@ -160,6 +160,6 @@ impl Area {
         let f = self.file(id)?;
         self.dirty.insert(id, ());
         f.write_at(&bytes[..n], at)
-            .map_err(|e| Error::poisoned(format!("writing file {id} at {at}"), &e))
+            .context(|| format!("writing {} at {at}", self.called(id)))
     }
 }

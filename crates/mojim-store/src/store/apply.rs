@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use mojim_format::{Op, OpKind};
 
@@ -21,6 +22,9 @@ use mojim_env::{Error, Result};
 
 /// Bytes of records that are applied at a time by a caller that waits for all of them.
 pub const AT_ONCE: usize = 8 << 20;
+
+/// A lack of room is not looked at again sooner.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Records that were kept in a log below the checkpoint are released once they
 /// take more than 1/`RELEASE` of the log.
@@ -84,45 +88,29 @@ impl Store {
     /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
     /// records, and writes them out. Returns how far the data area now is.
     pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
-        self.check()?;
+        self.check_poison()?;
         let mut a = self.applier.lock();
-        if self.stands_still() || a.applied >= limit {
+        let torn = self.lacks_room().is_some();
+        if self.stands_still() || a.applied >= limit && !torn {
             return Ok(a.applied);
+        }
+        if let Some(e) = self.lacked_room_just_now() {
+            return Err(e);
         }
         // Other processes that read the data files learn what may be in them.
         self.live(Live::Limit).fetch_max(limit, SeqCst);
         let mut area = lock(&self.area);
-        let mut left = bytes;
-        let watches = self.watches();
-        let mut changes = Vec::new();
-        while a.applied < limit && left > 0 && area.image_bytes() < MOST_IMAGE {
-            let Some((lane, at)) = self.find_next(&a) else {
-                break;
-            };
-            let Some(end) = self.end_within(lane, at, limit) else {
-                break;
-            };
-            let log = &self.logs[lane];
-            if !watches.is_empty() && !collect_changes(&watches, log, at, end, &mut changes) {
-                break;
-            }
-            let next = self.apply_records(&mut area, log, at, end, &mut left);
-            let ended = next.and_then(|next| area.end_sync_point(end).map(|()| next));
-            let ended = self.fail(ended);
-            let next = ended.inspect_err(|_| self.note_unapplied(end))?;
-            a.cursors[lane] = next;
-            a.applied = end;
+        let from = (a.applied, a.cursors.clone());
+        while let Err((last, e)) = self.apply_to(&mut a, &mut area, limit, bytes) {
+            (a.applied, a.cursors) = from.clone();
             a.recount();
+            self.applied_in_part(&mut area, limit, last, e)?;
         }
-        // Most of what is applied is written here. Processes that read the data files learn the
-        // sizes from the catalogue.
-        let flushed = area.flush().and_then(|()| area.write_sizes());
-        let last = a.applied;
-        self.fail(flushed)
-            .inspect_err(|_| self.note_unapplied(last))?;
-        // Only now that the bytes are in the files: a page that was read before this is
-        // read again.
-        watches.iter().for_each(|w| w.note(&changes));
+        area.settle();
+        if torn {
+            *lock(&self.short) = None;
+            self.refuses.store(false, Release);
+        }
         if self.applied.swap(a.applied, AcqRel) != a.applied {
             let mark = (a.applied, a.cursors.clone());
             a.marks.push_back(mark);
@@ -133,6 +121,92 @@ impl Store {
         self.live(Live::Applied).store(a.applied, SeqCst);
         self.advanced.notify();
         Ok(a.applied)
+    }
+
+    /// The work of [`Store::apply`]. An error comes with the last LSN of what could not be applied.
+    fn apply_to(
+        &self,
+        a: &mut Applier,
+        area: &mut Area,
+        limit: u64,
+        bytes: usize,
+    ) -> std::result::Result<(), (u64, Error)> {
+        area.take_up().map_err(|e| (limit, e))?;
+        let mut left = bytes;
+        let watches = self.watches();
+        let mut changes = Vec::new();
+        while a.applied < limit && left > 0 && area.image_bytes() < MOST_IMAGE {
+            let Some((lane, at)) = self.find_next(a) else {
+                break;
+            };
+            let Some(end) = self.end_within(lane, at, limit) else {
+                break;
+            };
+            let log = &self.logs[lane];
+            if !watches.is_empty() && !collect_changes(&watches, log, at, end, &mut changes) {
+                break;
+            }
+            let next = self.apply_records(area, log, at, end, &mut left);
+            let ended = next.and_then(|next| area.end_sync_point(end).map(|()| next));
+            a.cursors[lane] = ended.map_err(|e| (end, e))?;
+            a.applied = end;
+            a.recount();
+        }
+        // Most of what is applied is written here. Processes that read the data files learn the
+        // sizes from the catalogue.
+        let flushed = area.flush().and_then(|()| area.write_sizes());
+        flushed.map_err(|e| (a.applied, e))?;
+        // Only now that the bytes are in the files: a page that was read before this is
+        // read again.
+        watches.iter().for_each(|w| w.note(&changes));
+        Ok(())
+    }
+
+    /// Records up to `limit` were applied in part, when `e` came up at the sync point that ends
+    /// with `last`. Ok: to be tried again at once. Where it is room that is lacking, a later call
+    /// tries again; after any other error the store is poisoned.
+    fn applied_in_part(&self, area: &mut Area, limit: u64, last: u64, e: Error) -> Result<()> {
+        if !e.lacks_room() || self.mutations.ignore_failed_sync.is_on() {
+            self.note_unapplied(last);
+            return self.fail(Err(e));
+        }
+        self.shown.fetch_max(limit, AcqRel);
+        area.give_up();
+        if self.release_reserve() {
+            return Ok(());
+        }
+        let e = match e {
+            Error::Io { what, errno, error } => Error::Io {
+                what: format!("what is committed waits for room: {what}"),
+                errno,
+                error,
+            },
+            e => e,
+        };
+        *lock(&self.short) = Some((self.env.now(), e.clone()));
+        if !self.outlasts.load(Acquire) {
+            self.refuses.store(true, Release);
+        }
+        Err(e)
+    }
+
+    /// Why what is committed is not applied, if room is lacking.
+    pub fn lacks_room(&self) -> Option<Error> {
+        lock(&self.short).as_ref().map(|(_, e)| e.clone())
+    }
+
+    /// [`Store::lacks_room`], if that was a moment ago: it is not looked for again yet.
+    fn lacked_room_just_now(&self) -> Option<Error> {
+        let (when, e) = lock(&self.short).clone()?;
+        let is_fresh = self.env.now().saturating_sub(when) < LOOK_AGAIN;
+        is_fresh.then_some(e)
+    }
+
+    /// From here on this copy makes more durable although what is committed finds no room in the
+    /// data files, as long as the logs have room: that of a primary that serves. Any other stops
+    /// meanwhile, so that it acknowledges nothing and cannot take over.
+    pub fn outlast_full_disks(&self) {
+        self.outlasts.store(true, Release);
     }
 
     fn find_next(&self, a: &Applier) -> Option<(usize, u64)> {
@@ -315,6 +389,9 @@ impl Store {
         if self.checkpointed() == a.applied || self.stands_still() || !may(a.applied) {
             return Ok(());
         }
+        if lock(&self.area).is_torn() {
+            return Ok(());
+        }
         if self.level.is_persistent() {
             let synced = lock(&self.area).sync();
             if let Err(e) = synced
@@ -341,6 +418,7 @@ impl Store {
             log.release(start);
         }
         self.remove_released_spills();
+        self.keep_reserve();
         Ok(())
     }
 

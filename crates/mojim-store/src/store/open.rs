@@ -25,6 +25,7 @@ use super::state::{JOINING, Missing, Store, StoreSpec, SuperblockFile, lock};
 use crate::area::{Area, make_dirs, replace_file};
 use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
 use crate::progress::Progress;
+use crate::room;
 use crate::stage::Stage;
 use mojim_config::MediumKind;
 use mojim_env::event::Event;
@@ -331,7 +332,13 @@ impl<'a> Opening<'a> {
             // was discarded, so that the catalogue knows its files.
             Store::switch(&**env, spec, logs, sb.volume_id, lsn)?;
         }
-        let mut area = match Area::open(env, &spec.dir, &spec.meta, sb.volume_id) {
+        let open = || Area::open(env, &spec.dir, &spec.meta, sb.volume_id);
+        let opened = match open() {
+            // A renaming that was cut off is completed.
+            Err(e) if e.lacks_room() && room::release(&**env, &spec.meta) => open(),
+            opened => opened,
+        };
+        let mut area = match opened {
             Ok(a) => a,
             // This copy will be replaced by another, or made anew.
             Err(Error::Damaged { .. } | Error::Config(_)) if sb.state != State::Whole => {
@@ -393,6 +400,10 @@ impl<'a> Opening<'a> {
             crowded: AtomicBool::new(false),
             progress: Progress::default(),
             poison: OnceLock::new(),
+            outlasts: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
+            short: Mutex::default(),
+            reserved: AtomicU64::new(0),
             unapplied: OnceLock::new(),
             was_clean: self.was_clean,
             missing: Mutex::default(),

@@ -8,13 +8,15 @@
 //!   superblock's. Who only reads takes it behind all who wait for it ([`Gate`]).
 //! - `update` changes the superblock in memory only once the change is durable.
 //! - After the first failure (`fail`) every call that would make something durable
-//!   returns that error.
+//!   returns that error. So it does while what is committed finds no room in the data files,
+//!   except on a primary that serves.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, MutexGuard, OnceLock, RwLock, Weak};
+use std::time::Duration;
 
 use mojim_format::superblock::SUPERBLOCK_VERSION;
 use mojim_format::{Level, SUPERBLOCK_LEN, Superblock, crc32c};
@@ -136,6 +138,14 @@ pub struct Store {
     /// Progress of the copy that is being received or sent, or of the last one.
     pub progress: Progress,
     pub(super) poison: OnceLock<Error>,
+    /// See [`Store::outlast_full_disks`].
+    pub(super) outlasts: AtomicBool,
+    /// It does not outlast, and `short` says why.
+    pub(super) refuses: AtomicBool,
+    /// When room was lacking last, and for what, if that was not applied since.
+    pub(super) short: Mutex<Option<(Duration, Error)>>,
+    /// Bytes of each of the files that keep room, as far as this process knows.
+    pub(super) reserved: AtomicU64,
     /// Last LSN of the committed sync point that could not be applied.
     pub(super) unapplied: OnceLock<u64>,
     pub(super) was_clean: bool,
@@ -300,9 +310,18 @@ impl Store {
         self.poison.get()
     }
 
-    /// Fails if the store is poisoned.
+    /// Fails if the store is poisoned, or refuses to go on while room is lacking.
     #[inline]
     pub fn check(&self) -> Result<()> {
+        self.check_poison()?;
+        match self.refuses.load(Acquire) {
+            true => self.lacks_room().map_or(Ok(()), Err),
+            false => Ok(()),
+        }
+    }
+
+    #[inline]
+    pub(super) fn check_poison(&self) -> Result<()> {
         match self.poison.get() {
             None => Ok(()),
             Some(e) => Err(e.clone()),

@@ -12,10 +12,11 @@
 
 use std::sync::Arc;
 
-use mojim_env::{File, Result};
+use mojim_env::{File, Result, Space};
 use mojim_memory::fork::check_fork;
 use mojim_replica::piece::Piece;
 use mojim_replica::primary::{Begun, RoomWait};
+use mojim_store::room::RESERVED_FILES;
 
 use super::attached::Volume;
 
@@ -148,6 +149,43 @@ impl Volume {
     /// Fails if this node or the mirror cannot have a file of `size` bytes.
     pub fn check_size(&self, size: u64) -> Result<()> {
         self.0.primary.check_size(size)
+    }
+
+    /// What may still be put into the data files, here and at the mirror, if it follows: what is
+    /// free beyond what a copy leaves free. Each with the LSN up to which that counts what is
+    /// applied.
+    pub fn rooms(&self) -> impl Iterator<Item = (u64, Space)> {
+        let p = &self.0.primary;
+        // Before the room is looked at: what is applied meanwhile counts twice, not never.
+        let applied = p.store.applied();
+        let own = Some((applied, p.store.space()));
+        let reserve = p.store.reserve();
+        let beyond = |free: u64, kept| match free {
+            u64::MAX => free,
+            free => free.saturating_sub(kept),
+        };
+        let rooms = own.into_iter().chain(p.mirror_room());
+        rooms.map(move |(applied, space)| {
+            let bytes = beyond(space.bytes, reserve);
+            let files = beyond(space.files, RESERVED_FILES);
+            let space = Space {
+                bytes,
+                files,
+                ..space
+            };
+            (applied, space)
+        })
+    }
+
+    /// Whether the mirror has told its room; `None` while none is linked.
+    pub fn mirror_told(&self) -> Option<bool> {
+        let p = &self.0.primary;
+        p.is_linked().then(|| p.mirror_room().is_some())
+    }
+
+    /// Has what can be applied at once applied, in the caller's thread: what that frees is room.
+    pub fn apply_begun(&self) {
+        self.0.apply_now();
     }
 
     /// Numbers, names and sizes of the volume's files, as far as records are applied.
