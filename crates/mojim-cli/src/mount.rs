@@ -154,7 +154,7 @@ impl Mount {
                 attached => attached?,
             };
             let mounted = self.mount(attached)?;
-            self.say_ready(&volume.name)?;
+            self.say_ready(&volume.name);
             waits = Waits::default();
             let over = wait(&mounted, self.wait)?;
             let ended = mounted.end();
@@ -178,7 +178,7 @@ impl Mount {
     fn run_read(&self, config: &Config, volume: &Volume) -> Done {
         let files = ReaderFiles::attach(config, &self.name, Some(&volume.name), Reading::KEEPS)?;
         let reading = Reading::over(files, &self.directory, self.options)?;
-        self.say_ready(&volume.name)?;
+        self.say_ready(&volume.name);
         while !reading.is_over() && !signals::came_within(TURN)? {}
         reading.end()?;
         Ok(0)
@@ -298,18 +298,18 @@ impl Mount {
         Ok(Mounted::over(attached, &self.directory, options)?)
     }
 
-    fn say_ready(&self, volume: &str) -> std::io::Result<()> {
+    /// The starter may have closed the pipe: the mount serves all the same.
+    fn say_ready(&self, volume: &str) {
         let mut out = std::io::stdout().lock();
         let dir = self.directory.display();
-        match self.json {
+        let line = match self.json {
             true => {
                 let at = dir.to_string();
-                let line = json!({ "volume": volume, "node": self.name, "mounted": at });
-                writeln!(out, "{line}")?;
+                json!({ "volume": volume, "node": self.name, "mounted": at }).to_string()
             }
-            false => writeln!(out, "volume {volume} is mounted at {dir}")?,
-        }
-        out.flush()
+            false => format!("volume {volume} is mounted at {dir}"),
+        };
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 }
 

@@ -517,7 +517,7 @@ fn a_mount_says_what_it_cannot_do() {
 }
 
 /// A call that changes something was refused because the directory only shows.
-/// Whoever writes to a volume, on whatever node, chooses modes and owners: in a mount by root, a setuid
+/// A writer to a volume, on any node, chooses modes and owners: in a mount by root, a setuid
 /// file of root's that another node had planted ran as root.
 #[test]
 fn a_mount_gives_no_rights_unless_they_are_asked_for() {
@@ -570,6 +570,42 @@ fn a_mount_gives_no_rights_unless_they_are_asked_for() {
     m.end();
     let refused = c.mojim("mount", &["--name", "a", "-o", "allow_other", "/"]);
     assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
+/// mount(8) and /etc/fstab know file systems by their helpers only.
+#[test]
+fn a_mount_is_made_by_mounts_helper() {
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let (at, helper) = (c.dir.join("at"), c.dir.join("mount.fuse.mojim"));
+    fs::create_dir(&at).unwrap();
+    symlink(support::MOJIM, &helper).unwrap();
+    let run = |options: &str| {
+        let mut mount = Command::new(&helper);
+        mount.arg(c.file()).arg(&at).args(["-n", "-o", options]);
+        mount.status().unwrap().code()
+    };
+    let mounted = || {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        let mine = mounts.lines().find(|l| l.contains(at.to_str().unwrap()));
+        mine.map(str::to_owned)
+    };
+    assert_eq!(run("name=a,allow_other"), Some(1));
+    assert_eq!(run("name=none"), Some(32));
+    assert_eq!(mounted(), None);
+    assert_eq!(run("rw,name=a,noexec,_netdev"), Some(0));
+    let line = mounted().expect("it is mounted");
+    for word in ["nosuid", "nodev", "noexec"] {
+        assert!(line.contains(word), "{line}");
+    }
+    fs::write(at.join("f"), "x").unwrap();
+    File::open(at.join("f")).unwrap().sync_all().unwrap();
+    let umount = Command::new("umount").arg(&at).status().unwrap();
+    assert!(umount.success());
+    // Its process ends by itself: then the volume is free.
+    let m = Mount::new(&c, "a", &[]);
+    assert_eq!(fs::read(m.at.join("f")).unwrap(), b"x");
+    m.end();
 }
 
 fn is_read_only<T: std::fmt::Debug>(done: io::Result<T>, what: &str) {
