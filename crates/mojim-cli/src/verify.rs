@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mojim_config::{Config, Volume};
+use mojim_config::{Config, Node, Volume};
 use mojim_format::shown::shown;
 use mojim_replica::request::Request;
 use serde_json::{Value, json};
 
 use crate::ask::{LONG, ask, load};
-use crate::compare::{compare_all, count};
+use crate::compare::{compare, compare_all, count};
 use crate::failure::{Done, Failure};
 use crate::output;
-use crate::status::holders;
+use crate::status::{gather, holders};
 
 /// Compare the copies of a volume on its nodes, also while a program is attached.
 ///
@@ -52,7 +52,7 @@ impl Verify {
             )));
         }
         let found = compare_all(&config, volume, Duration::from_secs(self.wait))?;
-        let (code, json, text) = if let Some(d) = found.differences.first() {
+        let (code, mut json, mut text) = if let Some(d) = found.differences.first() {
             let n = found.differences.len();
             (
                 1,
@@ -69,7 +69,7 @@ impl Verify {
             (
                 2,
                 json!({ "equal": null, "what": why }),
-                format!("cannot be compared now: {why}"),
+                format!("cannot be compared now: {}", shown(why)),
             )
         } else {
             let (files, bytes, lsn) = (found.files, found.bytes, found.lsn);
@@ -82,6 +82,12 @@ impl Verify {
                 ),
             )
         };
+        if !found.differences.is_empty() {
+            let advice = Advice::of(&config, volume, Duration::from_secs(self.wait));
+            json["odd"] = json!(advice.odd);
+            json["do"] = json!(advice.todo);
+            text = format!("{}\n{}", shown(&text), advice.text());
+        }
         let strangers = strangers(&config, volume);
         if self.json {
             let mut json = json;
@@ -91,7 +97,7 @@ impl Verify {
             }
             output::json(&json)?;
         } else {
-            let mut lines = format!("volume {}: {}\n", volume.name, shown(&text));
+            let mut lines = format!("volume {}: {text}\n", volume.name);
             for (node, s) in &strangers {
                 say_strangers(&mut lines, node, s);
             }
@@ -102,6 +108,73 @@ impl Verify {
             false => code.max(1),
         })
     }
+}
+
+/// What an operator can do about copies that differ.
+struct Advice {
+    /// The node whose copy alone differs from all others, which are equal.
+    odd: Option<String>,
+    todo: String,
+}
+
+impl Advice {
+    fn of(config: &Config, volume: &Volume, wait: Duration) -> Advice {
+        let odd = odd_one(config, volume, wait);
+        let all = gather(config, Some(&volume.name));
+        let rows = all["volumes"][0]["nodes"].as_array();
+        let leads = |n: &&Value| n["role"] == "primary" && n["stale"] != true;
+        let primary = rows.into_iter().flatten().find(leads);
+        let primary = primary.and_then(|n| n["node"].as_str()).unwrap_or("");
+        let of = |node: &str| format!("`mojim repair --volume {} --name {node}`", volume.name);
+        let todo = match &odd {
+            Some(odd) if odd == primary => format!(
+                "the primary's copy is the odd one, and `mojim repair` would spread it: `mojim promote` another node first, then {}",
+                of(odd)
+            ),
+            Some(odd) => format!("{} makes its copy equal to the primary's", of(odd)),
+            None => format!(
+                "find out which copy is right: {} makes NODE's copy equal to the primary's; if the primary's is wrong, `mojim promote` another node first",
+                of("NODE")
+            ),
+        };
+        Advice { odd, todo }
+    }
+
+    fn text(&self) -> String {
+        let odd = self.odd.iter();
+        let odd: String = odd
+            .map(|odd| format!("  the copy of node {odd} is the odd one: the others are equal\n"))
+            .collect();
+        format!("{odd}  what to do: {}", self.todo)
+    }
+}
+
+/// The node whose copy differs from all others, of three or more, which are equal.
+fn odd_one(config: &Config, volume: &Volume, wait: Duration) -> Option<String> {
+    let holders = holders(config, volume);
+    let equal = |a: &Node, b: &Node| {
+        let found = compare(config, volume, [a, b], wait).ok()?;
+        let decided = found.undecided.is_none() || !found.differences.is_empty();
+        decided.then_some(found.differences.is_empty())
+    };
+    let mut equals = vec![0; holders.len()];
+    for (i, a) in holders.iter().enumerate() {
+        for (j, b) in holders.iter().enumerate().skip(i + 1) {
+            if equal(a, b)? {
+                equals[i] += 1;
+                equals[j] += 1;
+            }
+        }
+    }
+    odd_by(&equals).map(|i| holders[i].name.clone())
+}
+
+/// Which of three or more copies differs from all others, which are equal, by how many each is equal to.
+fn odd_by(equals: &[usize]) -> Option<usize> {
+    let n = equals.len();
+    let odd = equals.iter().position(|e| *e == 0)?;
+    let mut others = equals.iter().enumerate().filter(|(i, _)| *i != odd);
+    (n > 2 && others.all(|(_, e)| *e == n - 2)).then_some(odd)
 }
 
 /// What lies in the volume's directories past Mojim, by node: on every node it is on that one only.
@@ -153,5 +226,21 @@ fn say_strangers(out: &mut String, node: &str, s: &Value) {
     }
     if s["all_seen"] == false {
         *out += &format!("node {node}: {path}: there are more files than were looked at\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::odd_by;
+
+    #[test]
+    fn the_odd_one_differs_from_all_others_which_are_equal() {
+        // Of two nobody knows; of three one, or all differ; of four, two and two.
+        assert_eq!(odd_by(&[0, 0]), None);
+        assert_eq!(odd_by(&[1, 0, 1]), Some(1));
+        assert_eq!(odd_by(&[0, 0, 0]), None);
+        assert_eq!(odd_by(&[2, 2, 2, 0]), Some(3));
+        assert_eq!(odd_by(&[1, 1, 1, 1]), None);
+        assert_eq!(odd_by(&[1, 1, 0, 0]), None);
     }
 }
