@@ -10,7 +10,7 @@
 //!   and `.copy.*` are opened once, without following a link, and everything goes through these
 //!   descriptors; nobody else can enter `.copy.*`.
 //! - A file that comes out of a volume gives nobody rights, and is no device, unless that is asked for:
-//!   whoever writes to the volume, on whatever node, chose its mode and its owner.
+//!   a writer to the volume, on any node, chose its mode and its owner.
 
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
@@ -122,8 +122,8 @@ pub struct Import {
 /// Copy files and directories of a volume to a directory elsewhere.
 ///
 /// As `mojim import`, the other way round. Each copy gets its name when all of it is durable. Setuid and
-/// setgid bits of files, and devices, are left out unless --special asks for them: whoever can write to
-/// the volume has chosen them.
+/// setgid bits of files, and devices, are left out unless --special asks for them: a writer to the volume
+/// has chosen them.
 #[derive(clap::Args)]
 pub struct Export {
     #[command(flatten)]

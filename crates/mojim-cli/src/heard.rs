@@ -4,7 +4,7 @@
 //! words may not speak for another node, nor for this command.
 //!
 //! Invariants:
-//! - A string of an answer is shown as `mojim_format::shown` has it. Only who compares names of
+//! - A string of an answer is shown as `mojim_format::shown` has it. A comparison of names of
 //!   files takes them raw.
 //! - A number that no sound node says is an error of that node, and nothing else of the answer counts.
 //! - With a register, a node that has no vote and is in no view moves nothing that is said of others:

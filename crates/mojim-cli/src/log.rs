@@ -33,7 +33,7 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::failure::Failure;
 
 /// What is shown if neither variable is set.
-const DEFAULT: &str = "info,openraft=warn";
+const DEFAULT: &str = "info,openraft=off";
 /// The variables that choose what is shown; the first that is set counts.
 const VARIABLES: [&str; 2] = [OURS, "RUST_LOG"];
 const OURS: &str = "MOJIM_LOG";
@@ -108,8 +108,15 @@ fn parse(text: &str, levels_alone: bool) -> Option<EnvFilter> {
     if levels_alone && parts.iter().any(is_word) {
         return None;
     }
-    if !parts.iter().any(is_level) {
-        parts.insert(0, DEFAULT);
+    let level = parts
+        .iter()
+        .filter_map(|p| p.parse::<LevelFilter>().ok())
+        .next_back();
+    match level {
+        None => parts.insert(0, DEFAULT),
+        // What openraft says of its elections is for who looks for a mistake in them.
+        Some(level) if level < LevelFilter::DEBUG => parts.insert(0, "openraft=off"),
+        Some(_) => {}
     }
     EnvFilter::builder().parse(parts.join(",")).ok()
 }
@@ -364,7 +371,7 @@ mod tests {
     }
 
     fn several() {
-        info!(node = %"a", volume = %"v", "following node b, epoch 3");
+        info!(node = %"a", volume = %"v", code = "following", "following node b, epoch 3");
         warn!(node = %"a", "refused \"x\"\nnode a: all is well\x1b[2J");
         error!(target: "openraft::core", attempt = 7u64, "no leader");
         tracing::debug!(node = %"a", "not shown");
@@ -372,13 +379,13 @@ mod tests {
 
     #[test]
     fn a_line_has_time_level_node_volume_and_message() {
-        let found = lines(Form::Text, DEFAULT, several);
+        let found = lines(Form::Text, "openraft=warn", several);
         let (times, rest): (Vec<_>, Vec<_>) =
             found.iter().map(|l| l.split_once(' ').unwrap()).unzip();
         assert_eq!(
             rest,
             [
-                "INFO node a: volume v: following node b, epoch 3",
+                "INFO node a: volume v: following node b, epoch 3 code=following",
                 "WARN node a: refused \"x\"\\nnode a: all is well\\u{1b}[2J",
                 "ERROR node a: openraft::core: no leader attempt=7",
             ]
@@ -396,7 +403,7 @@ mod tests {
 
     #[test]
     fn json_has_the_same_by_key() {
-        let found = lines(Form::Json, DEFAULT, several);
+        let found = lines(Form::Json, "openraft=warn", several);
         let found: Vec<Value> = found
             .iter()
             .map(|l| serde_json::from_str(l).unwrap())
@@ -408,6 +415,7 @@ mod tests {
             ("node", "a"),
             ("volume", "v"),
             ("message", "following node b, epoch 3"),
+            ("code", "following"),
         ] {
             assert_eq!(first[key], value, "{first}");
         }
@@ -511,9 +519,9 @@ mod tests {
             parts.join(",")
         };
         for (ours, other, is) in [
-            ("", " ", "info,openraft=warn"),
+            ("", " ", "info,openraft=off"),
             ("debug", "off", "debug"),
-            ("", "hyper", "hyper=trace,info,openraft=warn"),
+            ("", "hyper", "hyper=trace,info,openraft=off"),
             ("openraft=debug", "", "info,openraft=debug"),
             (" warn , openraft=off", "", "openraft=off,warn"),
         ] {

@@ -31,7 +31,7 @@ const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 /// again, as `mojim replace` does.
 ///
 /// MOJIM_LOG, or else RUST_LOG, says which events: a level (off, error, warn, info, debug, trace)
-/// or PART=LEVEL, or several with commas between; "info,openraft=warn" where neither is set.
+/// or PART=LEVEL, or several with commas between; "info,openraft=off" where neither is set.
 #[derive(clap::Args)]
 pub struct Node {
     /// The configuration file; the same text on every node.

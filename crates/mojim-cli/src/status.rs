@@ -3,7 +3,7 @@
 //! Owns the questions and the tables; `well` decides what counts as an ill.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mojim_config::{Config, Failover, MediumKind, Mode, Node, Volume};
 use mojim_replica::request::Request;
@@ -53,8 +53,9 @@ const MOMENT: Duration = Duration::from_millis(500);
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
-/// promotion, primaries, beyond, copy, failed, room, strangers, stale, alone, link, behind, backup-away, backup-lag), `text`
-/// and `do`, what to do about it.
+/// promotion, primaries, beyond, configuration, copy, failed, room, strangers, stale, alone, link, behind, backup-away, backup-lag), `text`
+/// and `do`, what to do about it; and, where the node knows it, with `code`, the event's in the daemons'
+/// lines, and `since`, in milliseconds since 1970.
 #[derive(clap::Args)]
 pub struct Status {
     /// The configuration file.
@@ -185,7 +186,7 @@ fn ask_all(config: &Config, volumes: &[&Volume]) -> Map<String, Value> {
 fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Value, bool) {
     let mut nodes: Vec<Value> = holders(config, v)
         .iter()
-        .map(|n| node_row(n, v, &answers[&n.name]))
+        .map(|n| node_row(config, n, v, &answers[&n.name]))
         .collect();
     let voters = match v.failover {
         Failover::Automatic => voters(config, v, answers),
@@ -223,11 +224,55 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Val
         "volume": v.name,
         "mode": v.mode.as_str(),
         "ok": ills.is_empty(),
-        "ills": ills.iter().map(|i| i.to_json(&v.name)).collect::<Vec<_>>(),
+        "ills": ills.iter().map(|i| dated(i.to_json(&v.name), &nodes)).collect::<Vec<_>>(),
         "nodes": nodes,
         "voters": voters.iter().map(vote).collect::<Vec<_>>(),
     });
     (row, passes)
+}
+
+/// An ill with the code of its event, and since when it has been so, in milliseconds since 1970, where
+/// its node knows.
+fn dated(mut ill: Value, nodes: &[Value]) -> Value {
+    let codes = match ill["kind"].as_str() {
+        Some("alone") => &["alone"][..] as &[&'static str],
+        Some("link") => &["mirror_lost"],
+        Some("room" | "copy") => &["disk_full", "copy_damaged"],
+        Some("failed") => &["program_failed"],
+        _ => return ill,
+    };
+    let row = nodes.iter().find(|n| n["node"] == ill["node"]);
+    let since = |code: &&'static str| Some((*code, row?["since"][*code].as_u64()?));
+    if let Some((code, since)) = codes.iter().find_map(since) {
+        ill["code"] = json!(code);
+        ill["since"] = json!(since);
+    }
+    ill
+}
+
+/// How long ago a time in milliseconds since 1970 was, by this machine's clock.
+fn ago(since: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_secs());
+    let seconds = now.saturating_sub(since / 1000);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
+    }
+}
+
+/// Settings by which nodes act together, and which one of them has otherwise than this command.
+fn differs(v: &Volume, config: &Config, answer: &Value, row: &Value) -> Vec<String> {
+    let mut all = Vec::new();
+    if let Some(mode) = row["mode"].as_str().filter(|m| *m != v.mode.as_str()) {
+        all.push(format!("mode {mode} (here {})", v.mode.as_str()));
+    }
+    let limit = config.failure_limit.as_millis() as u64;
+    if let Some(theirs) = answer["failure_limit_ms"].as_u64().filter(|l| *l != limit) {
+        all.push(format!("failure_limit {theirs} ms (here {limit} ms)"));
+    }
+    all
 }
 
 /// Raises the primary's last LSN to the greatest one of its view: what a program reports
@@ -247,7 +292,7 @@ fn last_of_primary(nodes: &mut [Value]) {
 }
 
 /// What a node says of a volume that it holds.
-fn node_row(n: &Node, v: &Volume, answer: &Value) -> Value {
+fn node_row(config: &Config, n: &Node, v: &Volume, answer: &Value) -> Value {
     let mut row = answer["volumes"]
         .as_array()
         .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
@@ -263,6 +308,10 @@ fn node_row(n: &Node, v: &Volume, answer: &Value) -> Value {
     row["reachable"] = json!(answers_at_all(answer));
     row["node"] = json!(n.name);
     row["address"] = json!(n.address.to_string());
+    let differs = differs(v, config, answer, &row);
+    if !differs.is_empty() {
+        row["differs"] = json!(differs);
+    }
     if let Some(o) = row.as_object_mut() {
         o.remove("volume");
         o.remove("mode");
@@ -423,7 +472,9 @@ fn text(all: &Value) -> String {
             );
         }
         for i in list(&v["ills"]) {
-            t += &format!("  ! {}\n", i["text"].as_str().unwrap_or(""));
+            let since = i["since"].as_u64();
+            let since = since.map_or_else(String::new, |s| format!(" (for {})", ago(s)));
+            t += &format!("  ! {}{since}\n", i["text"].as_str().unwrap_or(""));
             t += &format!("    what to do: {}\n", i["do"].as_str().unwrap_or(""));
         }
     }

@@ -169,6 +169,7 @@ const ROOM_BY_HAND: &str = "make room where the message says that there is none:
 const BEFORE: &str =
     "; before that, nobody can do what is advised here about programs, promotions and places";
 const BEYOND: &str = "end the daemon there: it is broken, of another version, or not the node's, whose key is then in other hands (docs/threats.md)";
+const CONFIGURATION: &str = "give all nodes and this command the same file, and restart the node that has another one (SIGUSR1 has its daemon read it again)";
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
@@ -539,6 +540,14 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
         ills.push(ill);
     }
     of_strangers(n, ills);
+    if let Some(differs) = n["differs"].as_array() {
+        let differs: Vec<&str> = differs.iter().filter_map(Value::as_str).collect();
+        let what = format!(
+            "node {name} runs with another configuration: {}",
+            differs.join(", ")
+        );
+        ills.push(Ill::new(name, "configuration", what, CONFIGURATION));
+    }
     if n["distrusted"] == true {
         ills.push(Ill::new(
             name,

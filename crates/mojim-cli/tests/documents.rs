@@ -70,6 +70,46 @@ fn every_command_of_the_documents_is_one() {
     assert!(seen >= 12, "{seen}");
 }
 
+/// Every code of an event that stands in the sources is in the documents, and the other way round.
+#[test]
+fn every_code_of_an_event_is_documented() {
+    fn look(dir: &Path, codes: &mut std::collections::BTreeSet<String>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                look(&path, codes);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                for mark in ["code = \"", "=> \""] {
+                    let events = mark == "code = \"" || path.ends_with("conditions.rs");
+                    let found = text.split(mark).skip(1).filter(|_| events);
+                    codes.extend(found.map(|t| t.split('"').next().unwrap().to_owned()));
+                }
+            }
+        }
+    }
+    let mut codes = std::collections::BTreeSet::new();
+    for name in ["node", "views", "mount", "cli"] {
+        look(&top().join(format!("crates/mojim-{name}/src")), &mut codes);
+    }
+    let text = fs::read_to_string(top().join("docs/operations.md")).unwrap();
+    let table = text
+        .split("### Events")
+        .nth(1)
+        .unwrap()
+        .split("What lasts")
+        .next()
+        .unwrap();
+    let cells = table.lines().filter(|l| l.starts_with("| `"));
+    let first = cells.filter_map(|l| l.split('|').nth(1));
+    let named: std::collections::BTreeSet<String> = first
+        .flat_map(|c| c.split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(codes, named);
+    assert!(codes.len() > 10);
+}
+
 /// The check before this one must see a command that is wrong.
 #[test]
 fn a_wrong_command_is_seen() {

@@ -411,7 +411,7 @@ fn directories_are_imported_and_exported() {
     );
 }
 
-/// Whoever writes to a volume, on whatever node, chooses modes and owners: an export by root made a
+/// A writer to a volume, on any node, chooses modes and owners: an export by root made a
 /// setuid file of root's and a device of that, where any user of the machine could use them.
 #[test]
 fn an_export_gives_no_rights_unless_they_are_asked_for() {

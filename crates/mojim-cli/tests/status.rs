@@ -703,6 +703,19 @@ fn a_node_with_another_configuration_is_named() {
     nodes.end("c");
     nodes.start(&c, "c");
     c.await_well("c of this cluster again");
+    // A limit of its own, by which it would act at another time than the others, went unnoticed.
+    let limit = "failure_limit = \"7s\"\n[volume.v]";
+    fs::write(&other, text.replacen("[volume.v]", limit, 1)).unwrap();
+    nodes.end("c");
+    *nodes.at("c") = Some(c.node_as(&other, "c"));
+    c.await_ills(
+        "c with another failure_limit",
+        &[("c", "configuration")],
+        &["node c runs with another configuration: failure_limit 7000 ms"],
+    );
+    nodes.end("c");
+    nodes.start(&c, "c");
+    c.await_well("c with this failure_limit again");
 }
 
 /// A primary and its program are killed, its memory is lost, and its log has not all that

@@ -49,8 +49,8 @@ pub struct Door<'a> {
     refused: Refusals,
 }
 
-/// Refusals that are not reported yet: whoever knocks again and again, from whatever port and with
-/// whatever words, makes a line a second.
+/// Refusals that are not reported yet: a peer that knocks again and again, from any port and with any
+/// words, makes a line a second.
 #[derive(Default)]
 pub struct Refusals {
     count: u64,

@@ -1,7 +1,7 @@
 //! What a mount allows: the options of mount(8) that FUSE has.
 //!
 //! Invariant: a file of the volume gives nobody rights, and is no device, unless that was asked for by
-//! name. Whoever writes to the volume, on whatever node, chooses modes and owners.
+//! name. A writer to the volume, on any node, chooses modes and owners.
 
 use fuser::MountOption;
 

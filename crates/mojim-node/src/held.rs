@@ -21,6 +21,8 @@ use mojim_config::Volume;
 use mojim_env::Error;
 use mojim_replica::mirror::Mirror;
 
+use crate::conditions::Conditions;
+
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
@@ -61,6 +63,8 @@ pub(crate) struct Known {
     /// The copy was closed to be opened again before its links had ended, with the LSN up
     /// to which it could not apply what it had acknowledged.
     pub(crate) unopened: Option<Option<u64>>,
+    /// What is not as it should be, and since when.
+    pub(crate) conditions: Conditions,
     /// When, and why, incoming data last could not be stored for want of room.
     pub(crate) uncopied: Option<(Duration, String)>,
 }

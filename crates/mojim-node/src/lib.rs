@@ -29,6 +29,7 @@ use mojim_format::certificate::Subject;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
 
+mod conditions;
 pub mod contents;
 mod heal;
 mod held;
@@ -524,7 +525,7 @@ impl Node {
         while !self.stopping.load(Acquire) {
             let next = door.next(Duration::from_millis(500));
             if let Some(text) = door.refusals() {
-                warn!(node = %self.me.name, "{text}");
+                warn!(node = %self.me.name, code = "refused", "{text}");
             }
             self.tell_strangers();
             let conn = match next {
@@ -619,7 +620,7 @@ impl Node {
     fn tell_strangers(&self) {
         let text = lock(&self.strangers).take();
         if let Some(text) = text {
-            warn!(node = %self.me.name, "{text}");
+            warn!(node = %self.me.name, code = "refused", "{text}");
         }
     }
 
@@ -676,7 +677,7 @@ impl Node {
             Ok(c) => c,
             Err((mut wire, no)) => {
                 warn!(
-                    node = %self.me.name, volume = %hello.volume,
+                    node = %self.me.name, volume = %hello.volume, code = "refused",
                     "refused node {}: {}", hello.from, no.text
                 );
                 let epoch = mirror.store.superblock().promised;
@@ -688,8 +689,14 @@ impl Node {
                 return;
             }
         };
+        if led.is_some() {
+            warn!(
+                node = %self.me.name, volume = %hello.volume, code = "superseded",
+                "this node led the volume until node {} did, from epoch {}", hello.from, hello.epoch
+            );
+        }
         info!(
-            node = %self.me.name, volume = %hello.volume,
+            node = %self.me.name, volume = %hello.volume, code = "following",
             "following node {}, epoch {}", hello.from, hello.epoch
         );
         self.follow(&mut control, &mirror, &hello);
@@ -762,10 +769,17 @@ impl Node {
                         let said = (self.env.now(), e.cause());
                         self.held[&hello.volume].known().uncopied = Some(said);
                     }
-                    warn!(
-                        node = %self.me.name, volume = %hello.volume,
-                        "node {} is gone: {}", hello.from, e.cause()
-                    );
+                    if control.said_farewell() {
+                        info!(
+                            node = %self.me.name, volume = %hello.volume, code = "primary_ended",
+                            "the program of node {} has ended in order", hello.from
+                        );
+                    } else {
+                        warn!(
+                            node = %self.me.name, volume = %hello.volume, code = "primary_lost",
+                            "node {} is gone: {}", hello.from, e.cause()
+                        );
+                    }
                     break;
                 }
             }
@@ -925,6 +939,7 @@ impl Node {
         while !self.stopping.load(Acquire) {
             for v in self.volumes() {
                 self.tell_risk(&v, &mut losses);
+                self.look_at_conditions(&v);
                 let meta = layout::meta_dir(&self.me, &v.name);
                 let Ok(Some(sb)) = read_superblock(&*self.env, &meta) else {
                     continue;
@@ -965,7 +980,7 @@ impl Node {
                             // already.
                             Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
                             Ok(()) => warn!(
-                                node = %self.me.name, volume = %v.name,
+                                node = %self.me.name, volume = %v.name, code = "program_died",
                                 "a program ended without detaching; its records up to LSN {before} are persistent"
                             ),
                             Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),

@@ -216,7 +216,7 @@ impl Node {
         };
         self.hand_over(v, m, last)?;
         info!(
-            node = %self.me.name, volume = %v.name,
+            node = %self.me.name, volume = %v.name, code = "promoted",
             "this node is primary from epoch {epoch}, last LSN {last}, by an operator's word"
         );
         Ok(json!({ "epoch": epoch, "last_lsn": last, "forced": force }))
@@ -297,7 +297,7 @@ impl Node {
         let (epoch, last) = m.promote(above)?;
         self.hand_over(v, m, last)?;
         info!(
-            node = %self.me.name, volume = %v.name,
+            node = %self.me.name, volume = %v.name, code = "promoted",
             "this node is primary from epoch {epoch}, last LSN {last}"
         );
         Ok(json!({ "epoch": epoch, "last_lsn": last }))

@@ -254,6 +254,7 @@ impl Node {
         let mut out = json!({
             "node": self.me.name,
             "config": sum,
+            "failure_limit_ms": self.config.failure_limit.as_millis() as u64,
             "free": mojim_linux::free_bytes(&self.me.directory).ok(),
             "volumes": all?,
         });
@@ -575,6 +576,7 @@ impl Node {
                 out["full"] = json!(true);
             }
         }
+        out["since"] = self.of(v).known().conditions.since();
         let Some(sb) = sb else {
             return Ok(out);
         };

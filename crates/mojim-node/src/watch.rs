@@ -148,7 +148,7 @@ impl Node {
         match handed {
             Ok(Some((epoch, last))) => {
                 warn!(
-                    node = %self.me.name, volume = %v.name,
+                    node = %self.me.name, volume = %v.name, code = "took_over",
                     "its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
                     silent.as_millis()
                 );
@@ -252,7 +252,7 @@ impl Node {
             return Err(Error::Protocol("the view changed meanwhile".into()));
         };
         warn!(
-            node = %self.me.name, volume = %v.name,
+            node = %self.me.name, volume = %v.name, code = "fell_back",
             "nothing is heard of {lost}; this backup goes on as configured (`fallback`), and what they acknowledged after LSN {last} is given up"
         );
         Ok(Some((epoch, last)))

@@ -792,7 +792,7 @@ impl Session {
                 self.epoch,
                 committed,
                 flags,
-                &[self.member as u8],
+                &[self.member as u8, 1],
             );
         }
         self.sent_at = Some((env.now(), self.beat));

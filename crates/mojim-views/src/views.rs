@@ -129,6 +129,20 @@ fn millis(what: &str, d: Duration) -> Result<u64> {
     }
 }
 
+/// Begins the register with these voters, unless this one has something of it: openraft logs an error if
+/// it is asked once more. Every other voter begins it with the same ones, and so makes the same first
+/// entry.
+async fn begin(raft: &Raft, members: BTreeMap<u64, Voter>) -> Result<()> {
+    let poisoned = |e: &dyn std::fmt::Display| Error::Poisoned(e.to_string());
+    if raft.is_initialized().await.map_err(|e| poisoned(&e))? {
+        return Ok(());
+    }
+    match raft.initialize(members).await {
+        Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+        Err(e) => Err(poisoned(&e)),
+    }
+}
+
 impl RaftViews {
     /// Starts this node's part, as the node that `env` proves to be: opens its directory,
     /// and takes part in choosing a leader. Does not wait for one. Answers of the other
@@ -183,12 +197,8 @@ impl RaftViews {
             if joins {
                 return Ok(raft);
             }
-            // Every other voter does so with the same voters, and so makes the same first
-            // entry.
-            match raft.initialize(members).await {
-                Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(raft),
-                Err(e) => Err(Error::Poisoned(e.to_string())),
-            }
+            begin(&raft, members).await?;
+            Ok(raft)
         };
         // Without a bound: this waits for the disk alone.
         let raft = wait(runtime.handle(), None, started)?;

@@ -106,7 +106,7 @@ impl RegisterVoter {
                         continue;
                     };
                     error!(
-                        node = %me,
+                        node = %me, code = "votes_lost",
                         "this node does not vote on views: {why}. It is tried again every second"
                     );
                     *lock(&self.part) = Err(why);
@@ -127,12 +127,12 @@ impl RegisterVoter {
                         if self.over.load(SeqCst) {
                             return self.stop_part();
                         }
-                        info!(node = %me, "this node votes on views again");
+                        info!(node = %me, code = "votes_back", "this node votes on views again");
                     }
                     Err(e) => {
                         let why = e.to_string();
                         if lock(&self.part).as_ref().err() != Some(&why) {
-                            error!(node = %me, "this node does not vote on views: {why}");
+                            error!(node = %me, code = "votes_lost", "this node does not vote on views: {why}");
                         }
                         *lock(&self.part) = Err(why);
                     }

@@ -20,6 +20,8 @@ pub struct ControlIn {
     generation: u64,
     /// Whether this link froze the store for a copy.
     froze: bool,
+    /// The primary has said that it ends in order.
+    farewell: bool,
 }
 
 impl ControlIn {
@@ -36,6 +38,7 @@ impl ControlIn {
                 Ok(ControlIn {
                     generation,
                     froze: false,
+                    farewell: false,
                     mirror,
                     wire,
                     epoch: hello.epoch,
@@ -50,6 +53,11 @@ impl ControlIn {
     /// The connection, for waiting on it.
     pub fn conn(&self) -> &Arc<dyn Conn> {
         &self.wire.conn
+    }
+
+    /// Whether the primary has said that it ends in order, so that the link's end is no loss.
+    pub fn said_farewell(&self) -> bool {
+        self.farewell
     }
 
     /// Whether bytes wait to be sent.
@@ -179,6 +187,7 @@ impl ControlIn {
                 if let Stage::Running { primary, session } = &s {
                     self.beat(&m, primary, *session, &f, body)?;
                 }
+                self.farewell |= body.get(1) == Some(&1);
                 self.answer_beat(&m, f.flags);
                 s
             }
