@@ -18,6 +18,7 @@ use mojim::{Batch, Change, RoomWait};
 
 use crate::cells::Attributes;
 use crate::fs::{Bytes, FileBytes, Fs, NOT_YET, Result, State, lock, told};
+use crate::later;
 
 /// Which files' bytes a sync point has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,19 +30,20 @@ struct What {
 }
 
 impl Fs {
-    /// A sync point of a file: its bytes, or everything, as the mount is configured.
-    pub(crate) fn sync(&self, ino: u64) -> Result<()> {
+    /// Begins a sync point of a file: its bytes, or everything, as the mount is configured. Returns
+    /// the sync point to wait for, if there is one.
+    pub(crate) fn begin_sync(&self, ino: u64) -> Result<Option<Batch>> {
         self.check_lost(Some(ino))?;
-        self.sync_what(What {
+        self.begin_or_last(What {
             all: self.options.atomic_volume,
             one: Some(ino),
         })
     }
 
-    /// A sync point of all names.
-    pub(crate) fn sync_names(&self) -> Result<()> {
+    /// The same of all names.
+    pub(crate) fn begin_sync_names(&self) -> Result<Option<Batch>> {
         self.check_lost(None)?;
-        self.sync_what(What {
+        self.begin_or_last(What {
             all: self.options.atomic_volume,
             one: None,
         })
@@ -63,26 +65,24 @@ impl Fs {
     /// A sync point of everything.
     pub(crate) fn sync_all(&self) -> Result<()> {
         let (all, one) = (true, None);
-        self.sync_what(What { all, one })
+        match self.begin_or_last(What { all, one })? {
+            Some(batch) => self.volume.complete(&batch).map_err(|e| told(&e)),
+            None => Ok(()),
+        }
     }
 
-    fn sync_what(&self, what: What) -> Result<()> {
+    /// Begins a sync point. If there is nothing to commit, the one to wait for is the last that was begun:
+    /// others may have begun what this call is to wait for.
+    fn begin_or_last(&self, what: What) -> Result<Option<Batch>> {
         let begun = self.begin(what)?;
-        let batch = match begun {
-            Some(batch) => batch,
-            // Others may have begun what this call is to wait for. If that was the last that could be,
-            // later stores were refused, or will be.
-            None => {
-                self.volume.check().map_err(|e| told(&e))?;
-                let state = self.state();
-                self.check_served()?;
-                match state.last {
-                    Some(batch) => batch,
-                    None => return Ok(()),
-                }
-            }
-        };
-        self.volume.complete(&batch).map_err(|e| told(&e))
+        if begun.is_some() {
+            return Ok(begun);
+        }
+        // If that was the last that could be, later stores were refused, or will be.
+        self.volume.check().map_err(|e| told(&e))?;
+        let state = self.state();
+        self.check_served()?;
+        Ok(state.last)
     }
 
     /// Begins a sync point that no program asked for: of a file, or of all.
@@ -92,16 +92,15 @@ impl Fs {
         self.launch(What { all, one })
     }
 
-    /// Begins a sync point of all names that no program asked for.
-    pub(crate) fn begin_names_early(&self) -> Result<()> {
-        let (all, one) = (self.options.atomic_volume, None);
+    /// Begins a sync point of everything that no program asked for.
+    pub(crate) fn begin_all_early(&self) -> Result<()> {
+        let (all, one) = (true, None);
         self.launch(What { all, one })
     }
 
     /// Begins a sync point of everything and does not wait; forgets what is applied.
     pub(crate) fn tick(&self) -> Result<()> {
-        let (all, one) = (true, None);
-        self.launch(What { all, one })?;
+        self.begin_all_early()?;
         self.forget_applied();
         Ok(())
     }
@@ -125,13 +124,15 @@ impl Fs {
         }
     }
 
-    /// Begins a sync point; `None` if there is nothing to commit.
+    /// Begins a sync point; `None` if there is nothing to commit. Waits for room, or fails with
+    /// [`later::WOULD_WAIT`] where nobody may wait.
     fn begin(&self, what: What) -> Result<Option<Batch>> {
         let mut wait = RoomWait::default();
         loop {
             match self.try_begin(what)? {
                 Tried::Begun(batch) => return Ok(Some(batch)),
                 Tried::Nothing => return Ok(None),
+                Tried::NoRoom if later::is_at_once() => return Err(later::WOULD_WAIT),
                 Tried::NoRoom => self.volume.await_room(&mut wait).map_err(|e| told(&e))?,
             }
         }

@@ -103,6 +103,8 @@ pub(crate) struct Writing {
     pub(crate) kill: bool,
     /// They were stored into a mapping, and the kernel writes them back.
     pub(crate) mapped: bool,
+    /// The call has waited for room already, in vain.
+    pub(crate) in_vain: Option<Errno>,
 }
 
 /// What `setattr` changes.
@@ -275,15 +277,20 @@ impl Fs {
     /// As [`Fs::state`], for a change.
     fn to_change(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state();
-        if state.tree.waiting() > self.options.most_waiting {
+        if self.is_much(&state) {
             drop(state);
             // Else one sync point would have more than the log has room for.
-            self.begin_names_early()?;
+            self.begin_all_early()?;
             state = self.state();
         }
         // Under the lock: whoever ends the mount waits for it.
         self.writable()?;
         Ok(state)
+    }
+
+    /// Whether more waits, of names and bytes together, than is to.
+    fn is_much(&self, state: &State) -> bool {
+        state.tree.waiting() + self.waiting.load(Relaxed) > self.options.most_waiting
     }
 
     /// Fails if nothing is served any more: what is not here may have been dropped uncommitted.
@@ -304,14 +311,7 @@ impl Fs {
     }
 
     fn file(&self, ino: u64) -> Result<Arc<FileBytes>> {
-        let state = self.state();
-        match state.files.get(&ino) {
-            Some(f) => Ok(f.clone()),
-            None => Err(match state.tree.node(ino)?.is_dir() {
-                true => Errno::ISDIR,
-                false => Errno::INVAL,
-            }),
-        }
+        self.state().file(ino)
     }
 
     pub(crate) fn lookup(&self, parent: u64, name: &[u8]) -> Result<Seen> {
@@ -526,10 +526,16 @@ impl Fs {
 
     /// Stores bytes. True if that took set-ID bits from the file.
     pub(crate) fn write(&self, ino: u64, offset: u64, bytes: &[u8], how: Writing) -> Result<bool> {
-        let file = self.file(ino)?;
+        let state = self.state();
+        let (file, many) = (state.file(ino)?, self.is_much(&state));
+        drop(state);
         let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
         // Before anything is stored: a write that fails has stored nothing.
-        match self.commit_early(ino, &file) {
+        let begun = match how.in_vain {
+            Some(e) => Err(e),
+            None => self.commit_early(ino, &file, many),
+        };
+        match begun {
             // The kernel would drop what was stored into a mapping, and only since much waits.
             Err(Errno::TIMEDOUT) if how.mapped && self.fits_one_record() => {}
             begun => begun?,
@@ -624,9 +630,8 @@ impl Fs {
         };
     }
 
-    /// Begins a sync point that no program asked for, if so much waits.
-    fn commit_early(&self, ino: u64, file: &FileBytes) -> Result<()> {
-        let many = self.waiting.load(Relaxed) > self.options.most_waiting;
+    /// Begins a sync point that no program asked for, if so much waits: of all, or in one file.
+    fn commit_early(&self, ino: u64, file: &FileBytes, many: bool) -> Result<()> {
         let extents = || lock(&file.bytes).overlay.dirty_extents() > MOST_EXTENTS;
         if !many && !extents() {
             return Ok(());
@@ -823,6 +828,16 @@ impl FileBytes {
 }
 
 impl State {
+    fn file(&self, ino: u64) -> Result<Arc<FileBytes>> {
+        match self.files.get(&ino) {
+            Some(f) => Ok(f.clone()),
+            None => Err(match self.tree.node(ino)?.is_dir() {
+                true => Errno::ISDIR,
+                false => Errno::INVAL,
+            }),
+        }
+    }
+
     fn seen(&self, ino: u64) -> Result<Seen> {
         let node = self.tree.node(ino)?;
         let mut attributes = node.attributes.clone();

@@ -21,12 +21,14 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use mojim::Batch;
 use rustix::io::Errno;
 
 use crate::Shared;
 use crate::beside::Beside;
 use crate::cells::{Kind, Time};
 use crate::fs::{Entry, Fs, Result, Seen, Wanted, Writing, now, time_of};
+use crate::later::{WOULD_WAIT, at_once};
 use crate::tree::{Asker, Renames};
 
 /// How long the kernel may keep what it was told.
@@ -123,6 +125,44 @@ impl Server {
         &self.shared.fs
     }
 
+    /// Answers a call that may find no room: now, or later.
+    fn when_room<T>(
+        &self,
+        req: &Request,
+        call: impl Fn(&Fs) -> Result<T> + Send + 'static,
+        answer: impl FnOnce(&Fs, Result<T>) + Send + 'static,
+    ) {
+        let fs = self.fs(req);
+        let done = at_once(|| call(fs));
+        if !matches!(&done, Err(e) if *e == WOULD_WAIT) {
+            return answer(fs, done);
+        }
+        let mut answer = Some(answer);
+        let again = move |fs: &Fs, failed: Option<Errno>| {
+            let done = failed.map_or_else(|| at_once(|| call(fs)), Err);
+            let waits = matches!(&done, Err(e) if *e == WOULD_WAIT);
+            if !waits && let Some(answer) = answer.take() {
+                answer(fs, done);
+            }
+            !waits
+        };
+        self.shared.later.call_again(fs, 0, Box::new(again));
+    }
+
+    /// Answers a sync point, when it is committed.
+    fn sync(
+        &self,
+        req: &Request,
+        begin: impl Fn(&Fs) -> Result<Option<Batch>> + Send + 'static,
+        reply: ReplyEmpty,
+    ) {
+        let shared = self.shared.clone();
+        self.when_room(req, begin, move |fs, begun| match begun {
+            Ok(Some(batch)) => shared.later.complete(fs, batch, |done| empty(reply, done)),
+            begun => empty(reply, begun.map(drop)),
+        });
+    }
+
     /// What was in a directory when its reading began; it begins anew at offset 0.
     fn reading(&self, ino: INodeNo, fh: FileHandle, offset: u64) -> Result<Arc<Vec<Entry>>> {
         let mut all = self.readings.lock().unwrap_or_else(|e| e.into_inner());
@@ -143,11 +183,41 @@ impl Server {
             name => self.fs(req).lookup(dir.0, name),
         }
     }
+}
 
+impl Shared {
     /// The kernel would let a program be executed by the bits that it knows.
     fn forget_mode(&self, ino: INodeNo, changed: bool) {
-        if changed && let Some(kernel) = self.shared.kernel.get() {
+        if changed && let Some(kernel) = self.kernel.get() {
             let _ = kernel.inval_inode(ino, -1, 0);
+        }
+    }
+
+    /// Answers a write of `len` bytes.
+    fn wrote(
+        &self,
+        ino: INodeNo,
+        (offset, len): (u64, usize),
+        how: Writing,
+        done: Result<bool>,
+        reply: ReplyWrite,
+    ) {
+        match done {
+            Ok(killed) => {
+                self.forget_mode(ino, killed);
+                reply.written(len as u32);
+            }
+            Err(e) => {
+                // The kernel has it no longer as something to write.
+                if how.mapped {
+                    self.fs.lose(ino.0, offset, len, e);
+                    self.add_stale(ino.0);
+                }
+                reply.error(no(e));
+                if how.mapped {
+                    self.turn.notify();
+                }
+            }
         }
     }
 }
@@ -255,10 +325,12 @@ impl Filesystem for Server {
             accessed: time(accessed),
             modified: time(modified),
         };
-        match self.fs(req).set(ino.0, &want, asker(req)) {
+        let asker = asker(req);
+        let call = move |fs: &Fs| fs.set(ino.0, &want, asker);
+        self.when_room(req, call, |_, done| match done {
             Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
             Err(e) => reply.error(no(e)),
-        }
+        });
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -278,13 +350,13 @@ impl Filesystem for Server {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let (name, asker, fs) = (name.as_bytes(), asker(req), self.fs(req));
+        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
         let bits = mode & !umask;
-        let done = match mode & libc::S_IFMT {
-            libc::S_IFREG | 0 => fs.make_file(parent.0, name, bits, asker, false),
-            kind => fs.make(parent.0, name, Kind::Special(kind, rdev), bits, asker),
+        let call = move |fs: &Fs| match mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => fs.make_file(parent.0, &name, bits, asker, false),
+            kind => fs.make(parent.0, &name, Kind::Special(kind, rdev), bits, asker),
         };
-        entry(fs, reply, done);
+        self.when_room(req, call, |fs, done| entry(fs, reply, done));
     }
 
     fn mkdir(
@@ -296,17 +368,21 @@ impl Filesystem for Server {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let (fs, name) = (self.fs(req), name.as_bytes());
-        let done = fs.make(parent.0, name, Kind::Dir, mode & !umask, asker(req));
-        entry(fs, reply, done);
+        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
+        let call = move |fs: &Fs| fs.make(parent.0, &name, Kind::Dir, mode & !umask, asker);
+        self.when_room(req, call, |fs, done| entry(fs, reply, done));
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs(req).unlink(parent.0, name.as_bytes()));
+        let name = name.as_bytes().to_vec();
+        let call = move |fs: &Fs| fs.unlink(parent.0, &name);
+        self.when_room(req, call, |_, done| empty(reply, done));
     }
 
     fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs(req).rmdir(parent.0, name.as_bytes()));
+        let name = name.as_bytes().to_vec();
+        let call = move |fs: &Fs| fs.rmdir(parent.0, &name);
+        self.when_room(req, call, |_, done| empty(reply, done));
     }
 
     fn symlink(
@@ -318,12 +394,9 @@ impl Filesystem for Server {
         reply: ReplyEntry,
     ) {
         let target = Kind::Link(target.as_os_str().as_bytes().to_vec());
-        let (fs, name) = (self.fs(req), name.as_bytes());
-        entry(
-            fs,
-            reply,
-            fs.make(parent.0, name, target, 0o777, asker(req)),
-        );
+        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
+        let call = move |fs: &Fs| fs.make(parent.0, &name, target.clone(), 0o777, asker);
+        self.when_room(req, call, |fs, done| entry(fs, reply, done));
     }
 
     fn rename(
@@ -342,12 +415,9 @@ impl Filesystem for Server {
             RenameFlags::RENAME_EXCHANGE => Ok(Renames::Exchanges),
             _ => Err(Errno::INVAL),
         };
-        let done = how.and_then(|how| {
-            let (from, to) = (name.as_bytes(), newname.as_bytes());
-            self.fs(req)
-                .rename((parent.0, from), (newparent.0, to), how)
-        });
-        empty(reply, done);
+        let (from, to) = (name.as_bytes().to_vec(), newname.as_bytes().to_vec());
+        let call = move |fs: &Fs| fs.rename((parent.0, &from), (newparent.0, &to), how?);
+        self.when_room(req, call, |_, done| empty(reply, done));
     }
 
     fn link(
@@ -358,8 +428,9 @@ impl Filesystem for Server {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        let done = self.fs(req).link(ino.0, newparent.0, newname.as_bytes());
-        entry(self.fs(req), reply, done);
+        let name = newname.as_bytes().to_vec();
+        let call = move |fs: &Fs| fs.link(ino.0, newparent.0, &name);
+        self.when_room(req, call, |fs, done| entry(fs, reply, done));
     }
 
     fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -388,8 +459,9 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        let (fs, name) = (self.fs(req), name.as_bytes());
-        match fs.make_file(parent.0, name, mode & !umask, asker(req), true) {
+        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
+        let call = move |fs: &Fs| fs.make_file(parent.0, &name, mode & !umask, asker, true);
+        self.when_room(req, call, |fs, done| match done {
             Ok(s) => {
                 fs.tell(s.ino);
                 // Nothing of a new file is cached.
@@ -397,7 +469,7 @@ impl Filesystem for Server {
                 reply.created(&ALWAYS, &attr(&s), Generation(0), FileHandle(0), kept);
             }
             Err(e) => reply.error(no(e)),
-        }
+        });
     }
 
     fn read(
@@ -433,24 +505,28 @@ impl Filesystem for Server {
         let how = Writing {
             kill: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
             mapped: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            in_vain: None,
         };
-        match self.fs(req).write(ino.0, offset, data, how) {
-            Ok(killed) => {
-                self.forget_mode(ino, killed);
-                reply.written(data.len() as u32);
-            }
-            Err(e) => {
-                // The kernel has it no longer as something to write.
-                if how.mapped {
-                    self.shared.fs.lose(ino.0, offset, data.len(), e);
-                    self.shared.add_stale(ino.0);
-                }
-                reply.error(no(e));
-                if how.mapped {
-                    self.shared.turn.notify();
-                }
-            }
+        let (fs, shared, place) = (self.fs(req), self.shared.clone(), (offset, data.len()));
+        let done = at_once(|| fs.write(ino.0, offset, data, how));
+        if done != Err(WOULD_WAIT) {
+            return shared.wrote(ino, place, how, done, reply);
         }
+        if !shared.later.takes(fs, data.len()) {
+            let done = fs.write(ino.0, offset, data, how);
+            return shared.wrote(ino, place, how, done, reply);
+        }
+        let (data, mut reply) = (data.to_vec(), Some(reply));
+        let again = move |fs: &Fs, in_vain: Option<Errno>| {
+            let how = Writing { in_vain, ..how };
+            let done = at_once(|| fs.write(ino.0, offset, &data, how));
+            let waits = done == Err(WOULD_WAIT);
+            if !waits && let Some(reply) = reply.take() {
+                shared.wrote(ino, place, how, done, reply);
+            }
+            !waits
+        };
+        self.shared.later.call_again(fs, place.1, Box::new(again));
     }
 
     /// A descriptor is closed: nothing is committed by that.
@@ -488,7 +564,7 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs(req).sync(ino.0));
+        self.sync(req, move |fs| fs.begin_sync(ino.0), reply);
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -572,7 +648,7 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs(req).sync_names());
+        self.sync(req, Fs::begin_sync_names, reply);
     }
 
     fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -608,8 +684,9 @@ impl Filesystem for Server {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let done = self.fs(req).set_xattr(ino.0, name.as_bytes(), value, flags);
-        empty(reply, done);
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        let call = move |fs: &Fs| fs.set_xattr(ino.0, &name, &value, flags);
+        self.when_room(req, call, |_, done| empty(reply, done));
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -621,7 +698,9 @@ impl Filesystem for Server {
     }
 
     fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs(req).remove_xattr(ino.0, name.as_bytes()));
+        let name = name.as_bytes().to_vec();
+        let call = move |fs: &Fs| fs.remove_xattr(ino.0, &name);
+        self.when_room(req, call, |_, done| empty(reply, done));
     }
 
     fn fallocate(
@@ -640,7 +719,7 @@ impl Filesystem for Server {
             // A part may be done, and the kernel keeps what it knew of the file.
             self.shared.add_stale(ino.0);
         }
-        self.forget_mode(ino, done == Ok(true));
+        self.shared.forget_mode(ino, done == Ok(true));
         empty(reply, done.map(drop));
         if done.is_err() {
             self.shared.turn.notify();

@@ -5,8 +5,8 @@
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`, `taking`; `fs`;
-//! `tree`; `names`, `room`; `cells`, `lost`, `overlay`.
+//! The files import downwards only: `read`; `fuse`, `commit`; `later`; `beside`, `directory`, `taking`;
+//! `fs`; `tree`; `names`, `room`; `cells`, `lost`, `overlay`.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
@@ -33,6 +33,7 @@ mod directory;
 mod flags;
 mod fs;
 mod fuse;
+mod later;
 mod lost;
 mod names;
 mod overlay;
@@ -44,10 +45,10 @@ mod tree;
 pub use flags::Flags;
 use fs::Fs;
 pub use fs::Options;
+use later::Later;
 pub use read::Reading;
 
-/// Threads that answer the kernel. Each sync point that is waited for keeps one: with so many,
-/// other calls wait too.
+/// Threads that serve the kernel. Calls that have to wait keep none of them for long (`later`).
 const THREADS: usize = 8;
 /// How often memory of what the data files have is freed.
 const TURN: Duration = Duration::from_millis(500);
@@ -56,6 +57,8 @@ const TURN: Duration = Duration::from_millis(500);
 pub struct Mounted {
     session: Option<BackgroundSession>,
     commits: Option<JoinHandle<()>>,
+    /// Those of calls that wait.
+    later: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
     directory: PathBuf,
     /// Whether it was taken away from the directory, so that there is nothing to unmount.
@@ -65,6 +68,7 @@ pub struct Mounted {
 /// What the threads of a mount share.
 struct Shared {
     fs: Fs,
+    later: Later,
     /// To tell the kernel that something it knows is so no longer.
     kernel: OnceLock<Notifier>,
     /// Files of which the kernel is to forget what it knows, and how often that was found.
@@ -92,6 +96,7 @@ impl Mounted {
         let fs = Fs::open(volume, options, uid.as_raw(), gid.as_raw())?;
         let shared = Arc::new(Shared {
             fs,
+            later: Later::default(),
             kernel: OnceLock::new(),
             stale: Mutex::default(),
             ends: AtomicBool::new(false),
@@ -115,13 +120,21 @@ impl Mounted {
         let mut mounted = Mounted {
             session: Some(session),
             commits: None,
+            later: Vec::new(),
             shared: shared.clone(),
             directory: directory.to_owned(),
             left: AtomicBool::new(false),
         };
-        let thread = std::thread::Builder::new().name("mojim-commit".into());
-        let commits = thread.spawn(move || shared.commit_now_and_then());
-        mounted.commits = Some(commits.context(|| "starting a thread".into())?);
+        let start = |name: &str, work: fn(&Shared)| {
+            let (thread, shared) = (std::thread::Builder::new(), shared.clone());
+            let started = thread.name(name.into()).spawn(move || work(&shared));
+            started.context(|| "starting a thread".into())
+        };
+        mounted.commits = Some(start("mojim-commit", Shared::commit_now_and_then)?);
+        let sync_points = |s: &Shared| s.later.wait_for_sync_points(&s.fs);
+        mounted.later.push(start("mojim-waits", sync_points)?);
+        let calls = |s: &Shared| s.later.make_calls(&s.fs);
+        mounted.later.push(start("mojim-calls", calls)?);
         Ok(mounted)
     }
 
@@ -210,6 +223,11 @@ impl Mounted {
         let synced = fs.sync_all();
         self.forget();
         fs.clear();
+        // What waited was committed, or could not be.
+        self.shared.later.end();
+        for t in self.later.drain(..) {
+            let _ = t.join();
+        }
         let told = |what: &str, e: rustix::io::Errno| {
             let what = format!("{what} {}", self.directory.display());
             Error::io(what, &std::io::Error::from(e))

@@ -636,6 +636,11 @@ impl Primary {
         self.wait_hinted(begun.lsn, begun.lane, begun.hint)
     }
 
+    /// As [`Primary::finish_commit`], for `limit` at most: false if it is not committed by then.
+    pub fn finish_commit_within(&self, begun: &Begun, limit: Duration) -> Result<bool> {
+        self.wait_within(begun.lsn, begun.lane, begun.hint, limit)
+    }
+
     /// In place of [`Primary::finish_commit`], without a wait: sends the record, or
     /// leaves that to a thread that is sending. The checkpoint thread writes it to the
     /// own log; the link thread sends what is left over and takes the acknowledgement.

@@ -64,30 +64,44 @@ impl Primary {
     /// As `wait`; the next record may have about `hint` bytes.
     #[inline]
     pub(super) fn wait_hinted(&self, lsn: u64, lane: usize, hint: usize) -> Result<()> {
-        if !self.wait_short(lsn, lane, hint)? {
-            self.wait_long(lsn, lane)?;
-        }
+        self.wait_within(lsn, lane, hint, Duration::MAX).map(drop)
+    }
+
+    /// The same, for `limit` at most: false if it is not committed by then.
+    #[inline]
+    pub(super) fn wait_within(
+        &self,
+        lsn: u64,
+        lane: usize,
+        hint: usize,
+        limit: Duration,
+    ) -> Result<bool> {
+        let done = self.wait_short(lsn, lane, hint)? || self.wait_long(lsn, lane, limit)?;
         if self.spec.background_send {
             self.link_work.notify();
         }
-        Ok(())
+        Ok(done)
     }
 
     #[cold]
-    pub(super) fn wait_long(&self, lsn: u64, lane: usize) -> Result<()> {
+    pub(super) fn wait_long(&self, lsn: u64, lane: usize, limit: Duration) -> Result<bool> {
         let env = self.store.env();
-        let mut start = env.now();
+        let begin = env.now();
+        let mut start = begin;
         let mut patience = self.patience();
         let mut motion = Motion::of(self, lsn);
         let _waiting = Waiting(self, lane);
         loop {
             if self.committed() >= lsn {
-                return Ok(());
+                return Ok(true);
             }
             self.check()?;
             // Read before the progress: a confirmation that comes in between shows there.
             let confirms = self.standstill(Duration::ZERO);
             let now = env.now();
+            if now - begin >= limit {
+                return Ok(false);
+            }
             if motion.goes_on(self) || self.is_held_back(now) {
                 // The bounds are on standstill, and do not count while the mirror says that
                 // it is held back: a link that fails is noticed by its silence.
@@ -113,7 +127,7 @@ impl Primary {
             let slice = Duration::from_millis(2).min(self.spec.resend_timeout);
             let woken = self.wait_slice(lsn, lane, slice)?;
             if woken && self.store.mutations.wake_early.is_on() {
-                return Ok(());
+                return Ok(true);
             }
             if !woken {
                 self.drive_all(lane)?;

@@ -11,6 +11,7 @@
 //!   before that for certain.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mojim_env::{File, Result, Space};
 use mojim_memory::fork::check_fork;
@@ -128,6 +129,14 @@ impl Volume {
             return Ok(());
         }
         self.0.primary.finish_commit(&batch.0)
+    }
+
+    /// As [`Volume::complete`], for `limit` at most: false if it is not committed by then.
+    pub fn complete_within(&self, batch: &Batch, limit: Duration) -> Result<bool> {
+        if self.0.primary.store.applied() >= batch.0.lsn {
+            return Ok(true);
+        }
+        self.0.primary.finish_commit_within(&batch.0, limit)
     }
 
     /// In place of [`Volume::complete`], without a wait: the batch is committed soon.

@@ -1,0 +1,201 @@
+//! A mount whose mirror stands still: calls that have to wait do so alone.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+mod support;
+
+use support::cluster::{Cluster, SYNC};
+use support::mount::Mount;
+use support::{await_that, continue_all, stop_all};
+
+const PAGE: usize = 4096;
+
+fn open(at: &Path) -> File {
+    let mut how = OpenOptions::new();
+    how.read(true).write(true).create(true).open(at).unwrap()
+}
+
+/// Threads of this process that are to stand still in a call.
+#[derive(Default)]
+struct Threads(Mutex<Vec<i32>>);
+
+impl Threads {
+    /// Called by each.
+    fn join(&self) {
+        let me = rustix::thread::gettid().as_raw_nonzero().get();
+        self.0.lock().unwrap().push(me);
+    }
+
+    /// Whether so many sleep.
+    fn asleep(&self, many: usize) -> bool {
+        let all = self.0.lock().unwrap();
+        let sleeps = |id: &&i32| {
+            let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap();
+            // The state comes behind the name, which is in brackets.
+            let state = stat.rsplit(") ").next().and_then(|s| s.chars().next());
+            matches!(state, Some('S' | 'D'))
+        };
+        all.len() == many && all.iter().filter(sleeps).count() == many
+    }
+}
+
+/// Calls that the kernel does not answer from memory, and that need no sync point.
+fn look_around(at: &Path) {
+    let mut how = OpenOptions::new();
+    let known = how
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(at.join("known"));
+    let known = known.unwrap();
+    let mut whole = vec![0; 64 * PAGE + PAGE];
+    let skip = whole.as_ptr().align_offset(PAGE);
+    for _ in 0..50 {
+        let to = &mut whole[skip..skip + 64 * PAGE];
+        known.read_exact_at(to, 0).unwrap();
+        assert!(to.iter().all(|b| *b == 3));
+        assert!(fs::read_dir(at).unwrap().count() > 0);
+        assert!(fs::metadata(at.join("nobody")).is_err());
+    }
+}
+
+/// Each fsync that waited for the mirror kept one of eight threads from all other calls. With eight of
+/// them a read took as long as the mirror was away.
+#[test]
+fn a_read_beside_sync_points_that_wait_does_not_wait() {
+    let c = Cluster::new(SYNC);
+    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"20s\""));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let many = 64;
+    let known = open(&m.at.join("known"));
+    known.write_all_at(&[3; 64 * PAGE], 0).unwrap();
+    let files: Vec<File> = (0..many).map(|n| open(&m.at.join(n.to_string()))).collect();
+    // The kernel keeps a directory locked that is being synced.
+    fs::create_dir(m.at.join("made")).unwrap();
+    let dir = File::open(m.at.join("made")).unwrap();
+    known.sync_all().unwrap();
+    stop_all(&[b.child.id()]);
+    let (threads, ended) = (Threads::default(), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        for (n, f) in files.iter().enumerate() {
+            let (threads, ended, dir) = (&threads, &ended, &dir);
+            s.spawn(move || {
+                f.write_all_at(&[n as u8; PAGE], 0).unwrap();
+                threads.join();
+                let of = if n % 8 == 0 { dir } else { f };
+                of.sync_all().unwrap();
+                ended.fetch_add(1, SeqCst);
+            });
+        }
+        await_that("sync points that wait", || {
+            threads.asleep(many).then_some(())
+        });
+        look_around(&m.at);
+        let ended = ended.load(SeqCst);
+        continue_all(&[b.child.id()]);
+        assert_eq!(ended, 0);
+    });
+    drop((known, files, dir));
+    m.end();
+    c.assert_equal();
+}
+
+/// The same of calls that wait until the log has room: of bytes, of names, of stores into mappings.
+#[test]
+fn a_read_beside_calls_that_find_no_room_does_not_wait() {
+    let c = Cluster::new(SYNC);
+    let text = c.text(SYNC, "e2e").replace("\"5s\"", "\"20s\"");
+    c.configure(&text.replace("4MiB", "1MiB"));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let known = open(&m.at.join("known"));
+    known.write_all_at(&[3; 64 * PAGE], 0).unwrap();
+    // The kernel keeps a directory locked in which a name is being made.
+    let made = m.at.join("made");
+    fs::create_dir(&made).unwrap();
+    let files: Vec<File> = (0..24).map(|n| open(&made.join(n.to_string()))).collect();
+    known.sync_all().unwrap();
+    stop_all(&[b.child.id()]);
+    let many = files.len();
+    let (threads, done, over) = (
+        Threads::default(),
+        AtomicU64::new(0),
+        AtomicBool::new(false),
+    );
+    std::thread::scope(|s| {
+        for (n, f) in files.iter().enumerate() {
+            let (threads, done, over, at) = (&threads, &done, &over, &made);
+            s.spawn(move || {
+                threads.join();
+                for i in (0..).take_while(|_| !over.load(SeqCst)) {
+                    match n % 3 {
+                        0 => f
+                            .write_all_at(&[n as u8; PAGE], i % 64 * PAGE as u64)
+                            .unwrap(),
+                        1 => symlink("t".repeat(4000), at.join(format!("{n}-{i}"))).unwrap(),
+                        _ => {
+                            f.write_all_at(&[n as u8; 3 * PAGE], i % 64 * PAGE as u64)
+                                .unwrap();
+                            f.sync_all().unwrap();
+                        }
+                    }
+                    done.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        let still = await_that("calls that wait", || {
+            let before = done.load(SeqCst);
+            let asleep = threads.asleep(many);
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            (asleep && done.load(SeqCst) == before && threads.asleep(many)).then_some(before)
+        });
+        look_around(&m.at);
+        let then = done.load(SeqCst);
+        continue_all(&[b.child.id()]);
+        assert_eq!(then, still);
+        await_that("the others", || {
+            (done.load(SeqCst) > still + 100).then_some(())
+        });
+        over.store(true, SeqCst);
+    });
+    drop((known, files));
+    m.end();
+    c.assert_equal();
+}
+
+/// An fsync says that all is committed that was begun before it, also what another call began, or the
+/// clock: with nothing to commit of its own it waits for that.
+#[test]
+fn an_fsync_waits_for_what_others_began() {
+    let c = Cluster::new(SYNC);
+    let text = c.text(SYNC, "e2e");
+    c.configure(&text.replace("\"5s\"", "\"100ms\"\nresend_attempts = 2"));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "0.01"]);
+    let [f, g] = ["f", "g"].map(|n| open(&m.at.join(n)));
+    let dir = File::open(&m.at).unwrap();
+    for of in [&f, &g, &dir] {
+        of.sync_all().unwrap();
+    }
+    stop_all(&[b.child.id()]);
+    for n in 0..5 {
+        f.write_all_at(&[n; PAGE], 0).unwrap();
+        // Whoever of these, or the clock, begins it: all of them wait for it.
+        for of in [&f, &g, &dir, &f] {
+            let failed = of.sync_all().map_err(|e| e.raw_os_error());
+            assert_eq!(failed, Err(Some(libc::ETIMEDOUT)));
+        }
+    }
+    continue_all(&[b.child.id()]);
+    await_that("the mirror's return", || g.sync_all().ok());
+    drop((f, g, dir));
+    m.end();
+    c.assert_equal();
+}
