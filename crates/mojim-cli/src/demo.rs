@@ -296,6 +296,7 @@ impl Stage {
             ) {
                 Err(f) if Instant::now() > deadline => return Err(f),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                Ok(v) if v["promoting"] == true => {}
                 Ok(v) => return Ok(v),
             }
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mojim_replica::request::Request;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::ask::{LONG, demand, load};
 use crate::failure::{Done, Failure};
@@ -75,15 +75,16 @@ impl Promote {
                 return Err(Failure::failed("not promoted".to_owned()));
             }
         }
-        let answer = demand(
-            &config,
-            node,
-            LONG,
-            &Request::Promote {
-                volume: volume.name.clone(),
-                force: self.force,
-            },
-        )?;
+        let request = Request::Promote {
+            volume: volume.name.clone(),
+            force: self.force,
+        };
+        let mut answer = demand(&config, node, LONG, &request)?;
+        // The node goes on, and whoever asks again learns how far it is.
+        while answer["promoting"] == true {
+            eprintln!("{}", progress(&volume.name, &node.name, &answer));
+            answer = demand(&config, node, LONG, &request)?;
+        }
         if self.json {
             let mut answer = answer;
             answer["volume"] = json!(volume.name);
@@ -104,4 +105,15 @@ impl Promote {
         }
         Ok(0)
     }
+}
+
+/// How far a promotion is, by the node's answer.
+fn progress(volume: &str, node: &str, answer: &Value) -> String {
+    let how = match (answer["applied"].as_u64(), answer["last_lsn"].as_u64()) {
+        (Some(applied), Some(last)) => {
+            format!("what it has is applied up to LSN {applied} of {last}")
+        }
+        _ => "it goes on".to_owned(),
+    };
+    format!("volume {volume}: node {node} becomes primary; {how}")
 }

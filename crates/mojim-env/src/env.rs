@@ -99,6 +99,17 @@ pub trait File: Send + Sync {
     }
 }
 
+/// The file system of a directory, opened so that it can be synced as a whole. It is opened
+/// before the first write for which its syncs are to answer.
+pub trait FileSystem: Send + Sync {
+    /// Makes all that was written to the file system before durable, and all names. It waits
+    /// for what other programs have written, too. Fails if any write to the file system failed
+    /// since it was opened, or since the last call, whoever had made that write.
+    fn sync(&self) -> io::Result<()>;
+    /// Whether the file lies on it.
+    fn has(&self, file: &dyn File) -> bool;
+}
+
 /// Memory that several processes may map. It stays valid while a clone lives.
 #[derive(Clone)]
 pub struct Memory {
@@ -258,6 +269,15 @@ pub trait Env: Send + Sync {
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>>;
     /// Makes a directory and its parents.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// As [`Env::create_dir_all`], durable only after [`Env::sync_dir`] of each parent.
+    fn create_dirs(&self, path: &Path) -> io::Result<()> {
+        self.create_dir_all(path)
+    }
+    /// The file system of a directory. `Unsupported` where its sync would not tell of every
+    /// write that failed.
+    fn file_system(&self, _dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
     /// Removes a directory that contains, at any depth, nothing but directories.
     /// Otherwise fails with `DirectoryNotEmpty`; it never removes anything but
     /// directories.

@@ -12,7 +12,7 @@
 
 use super::error;
 use mojim_env::threads::SignalsWait;
-use mojim_env::{File, NotPlain, OpenHow, Space, descriptors};
+use mojim_env::{File, FileSystem, NotPlain, OpenHow, Space, descriptors};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -435,14 +435,24 @@ pub(super) fn parent(path: &Path) -> &Path {
 
 /// Makes a directory and its parents, each durable in its parent.
 pub(super) fn create_dir_all(path: &Path) -> io::Result<()> {
+    make_dirs(path, &|made| sync_dir(parent(made)))
+}
+
+/// See [`mojim_env::Env::create_dirs`].
+pub(super) fn create_dirs(path: &Path) -> io::Result<()> {
+    make_dirs(path, &|_| Ok(()))
+}
+
+/// Makes a directory and its parents; `made` is called with each that was not there.
+fn make_dirs(path: &Path, made: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     match fs::mkdir(path, DIR_MODE) {
-        Ok(()) => return sync_dir(parent(path)),
+        Ok(()) => return made(path),
         Err(Errno::NOENT) if parent(path) != path => {}
         Err(e) => return existing_dir(path, e),
     }
-    create_dir_all(parent(path))?;
+    make_dirs(parent(path), made)?;
     match fs::mkdir(path, DIR_MODE) {
-        Ok(()) => sync_dir(parent(path)),
+        Ok(()) => made(path),
         Err(e) => existing_dir(path, e),
     }
 }
@@ -509,6 +519,75 @@ fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result
         }
     }
     Ok(())
+}
+
+/// See [`mojim_env::FileSystem`].
+#[derive(Debug)]
+pub(super) struct WholeDisk {
+    dir: OwnedFd,
+    /// A file without a name, to be written to.
+    probe: OwnedFd,
+    device: u64,
+}
+
+/// The file systems whose `syncfs` tells of every write that failed: each of their inodes marks
+/// the superblock that the descriptor of the directory belongs to. A stacked one has inodes of
+/// others.
+const TELL: [i64; 4] = [
+    libc::EXT4_SUPER_MAGIC,
+    libc::XFS_SUPER_MAGIC,
+    libc::BTRFS_SUPER_MAGIC,
+    libc::TMPFS_MAGIC,
+];
+
+impl WholeDisk {
+    pub(super) fn open(dir: &Path) -> io::Result<WholeDisk> {
+        if !syncfs_tells() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = open_fd(dir, flags, Mode::empty())?;
+        if !TELL.contains(&(fs::fstatfs(&fd)?.f_type as i64)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        Ok(WholeDisk {
+            probe: open_fd(dir, flags, FILE_MODE)?,
+            device: fs::fstat(&fd)?.st_dev,
+            dir: fd,
+        })
+    }
+}
+
+impl FileSystem for WholeDisk {
+    fn sync(&self) -> io::Result<()> {
+        // Never retried, as with a file.
+        fs::syncfs(&self.dir)?;
+        // XFS empties the disk's cache with its log only: where no name and no size changed, it
+        // may have nothing to write there. A sync of a file that was written to sees to it.
+        rustix::io::pwrite(&self.probe, &[0; 8], 0)?;
+        Ok(fs::fsync(&self.probe)?)
+    }
+
+    fn has(&self, file: &dyn File) -> bool {
+        let stat = file.fd().map(fs::fstat);
+        matches!(stat, Some(Ok(s)) if s.st_dev == self.device)
+    }
+}
+
+/// Whether this kernel's `syncfs` returns errors of writes: since Linux 5.8.
+fn syncfs_tells() -> bool {
+    // SAFETY: the kernel fills in what is passed, which is valid when zeroed.
+    let mut u: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    if unsafe { libc::uname(&raw mut u) } != 0 {
+        return false;
+    }
+    let release = u.release.iter().map(|c| *c as u8 as char);
+    let release: String = release.take_while(|c| *c != '\0').collect();
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || parts.next().and_then(|n| n.parse::<u32>().ok());
+    (number(), number()) >= (Some(5), Some(8))
 }
 
 /// The first bytes of a file, at most `most`.

@@ -14,7 +14,7 @@
 use crate::{Keys, disk, flush_range, memory, net, tls};
 use mojim_config::Config;
 use mojim_config::key_files;
-use mojim_env::{Address, Conn, Context, Env, File, Memory, OpenHow, Result, Space};
+use mojim_env::{Address, Conn, Context, Env, File, FileSystem, Memory, OpenHow, Result, Space};
 use mojim_format::certificate::Subject;
 use std::any::Any;
 use std::io;
@@ -118,6 +118,12 @@ impl Env for Os {
     }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         disk::create_dir_all(path)
+    }
+    fn create_dirs(&self, path: &Path) -> io::Result<()> {
+        disk::create_dirs(path)
+    }
+    fn file_system(&self, dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
+        Ok(Arc::new(disk::WholeDisk::open(dir)?))
     }
     fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
         disk::remove_empty_dirs(path)

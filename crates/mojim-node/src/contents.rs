@@ -33,6 +33,7 @@ use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};
 use mojim_format::catalog::MAX_CATALOG;
 use mojim_replica::client::Client;
 use mojim_replica::layout;
+use mojim_replica::mirror::Mirror;
 use mojim_replica::request::{Request, Since};
 use mojim_store::log::Live;
 use mojim_store::stage::sum;
@@ -172,13 +173,7 @@ impl Node {
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
         if let Some(m) = self.of(v).mirror() {
-            let limit = m.apply_limit();
-            while m.store.applied() < limit {
-                let before = m.store.applied();
-                if m.store.apply(limit, 1 << 20)? == before {
-                    break;
-                }
-            }
+            self.await_applied(&m);
             return see_store(&m.store, m.tail(), after, f);
         }
         let meta = layout::meta_dir(&self.me, &v.name);
@@ -202,6 +197,20 @@ impl Node {
             store.close_clean(tail)?;
         }
         Ok(r)
+    }
+
+    /// Waits until what is committed is applied, for a while: an answer as of an earlier LSN says
+    /// so.
+    fn await_applied(&self, m: &Mirror) {
+        let limit = m.store.whole(m.apply_limit());
+        let end = self.env.now() + PATIENCE;
+        let is_over = || m.store.applied() >= limit || m.store.check().is_err() || m.is_closed();
+        while !is_over() && self.env.now() < end {
+            m.store.hurry();
+            m.store
+                .advanced
+                .wait_unless(is_over, Duration::from_millis(10));
+        }
     }
 
     /// [`Node::see`] while a program has the copy open.

@@ -18,7 +18,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use mojim_config::Volume;
-use mojim_env::Error;
+use mojim_env::event::Event;
+use mojim_env::{Error, Result};
 use mojim_replica::mirror::Mirror;
 
 use crate::conditions::Conditions;
@@ -51,6 +52,8 @@ pub(crate) struct Known {
     pub(crate) strangers: Option<Value>,
     /// Strangers are looked for just now.
     pub(crate) looks_for_strangers: bool,
+    /// The promotion that an operator asked for last, until its outcome was told.
+    pub(crate) promotion: Option<Arc<Promotion>>,
     /// A promotion failed, and may be agreed to in the register all the same.
     pub(crate) doubt: bool,
     /// This node brings the mirror up to date, and whether it was asked to give way.
@@ -69,6 +72,36 @@ pub(crate) struct Known {
     pub(crate) uncopied: Option<(Duration, String)>,
 }
 
+/// A promotion that goes on, or is over.
+pub(crate) struct Promotion {
+    /// Whether it gives up what only others have.
+    pub(crate) force: bool,
+    done: Mutex<Option<(Duration, Result<Value>)>>,
+    /// Notified when it is over.
+    pub(crate) over: Event,
+}
+
+impl Promotion {
+    pub(crate) fn new(force: bool) -> Promotion {
+        Promotion {
+            force,
+            done: Mutex::default(),
+            over: Event::default(),
+        }
+    }
+
+    /// It is over, `at` that time.
+    pub(crate) fn end(&self, at: Duration, done: Result<Value>) {
+        *lock(&self.done) = Some((at, done));
+        self.over.notify();
+    }
+
+    /// What came of it, and when.
+    pub(crate) fn outcome(&self) -> Option<(Duration, Result<Value>)> {
+        lock(&self.done).clone()
+    }
+}
+
 impl Held {
     pub(crate) fn new(volume: Volume) -> Held {
         Held {
@@ -82,6 +115,11 @@ impl Held {
     /// it is opened or closed.
     pub(crate) fn mirror(&self) -> Option<Arc<Mirror>> {
         lock(&self.mirror).clone()
+    }
+
+    /// [`Held::mirror`] for who does not wait; also `None` while it is opened or closed.
+    pub(crate) fn mirror_now(&self) -> Option<Arc<Mirror>> {
+        self.mirror.try_lock().ok()?.clone()
     }
 
     /// Whether this node has its copy open to follow.

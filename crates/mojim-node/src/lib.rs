@@ -443,6 +443,8 @@ impl Node {
         let worker = m.clone();
         let node = self.clone();
         self.spawn("checkpoint", move || node.checkpoint_loop(&worker))?;
+        let (worker, node) = (m.clone(), self.clone());
+        self.spawn("haste", move || node.haste_loop(&worker))?;
         if !v.backups.is_empty() {
             for peer in layout::others(&self.config, &self.me, v) {
                 let (node, m) = (self.clone(), m.clone());
@@ -487,6 +489,19 @@ impl Node {
         });
     }
 
+    /// Applies for those who wait for it.
+    fn haste_loop(&self, m: &Mirror) {
+        while !m.is_closed() {
+            if m.store
+                .await_hurry(|| m.is_closed(), Duration::from_secs(1))
+            {
+                // Another thread has said why, and whoever waits sees it.
+                let _ = m.checkpoint_step(Pace::Idle);
+                m.room.notify();
+            }
+        }
+    }
+
     fn checkpoint_loop(&self, m: &Mirror) {
         mojim_env::threads::yield_to_others();
         let mut pacer = Pacer::of_mirror();
@@ -494,6 +509,13 @@ impl Node {
         let mut full = false;
         while !m.is_closed() {
             let limit = m.apply_limit();
+            if m.store.count_names() {
+                // Names take long, and who takes over waits for whoever applies: not at the
+                // lowest priority.
+                m.store.hurry();
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
             if let Err(e) = m.background_turn(&mut pacer) {
                 // It follows, and goes on by itself when there is room.
                 let why = e.cause();
@@ -748,7 +770,7 @@ impl Node {
                 info!(
                     node = %self.me.name, volume = %hello.volume,
                     "node {} has LSN {} when it attaches, this node LSN {}: it takes this node's copy",
-                    hello.from, hello.tail, m.tail_now()
+                    hello.from, hello.tail, m.tail()
                 );
             }
             match stepped {
@@ -846,22 +868,25 @@ impl Node {
                     }
                 }
                 Ok(Step::Full) => {
-                    // This thread waits anyway, and the checkpoint thread gives way to
-                    // all others: help it.
-                    match mirror.checkpoint_step(Pace::Idle) {
-                        Ok(true) => {}
-                        Ok(false) => {
-                            let full = mirror.store.fullness();
-                            mirror.room.wait_unless(
-                                || mirror.store.fullness() < full,
-                                Duration::from_millis(1),
-                            );
-                        }
-                        Err(e) => break e,
+                    mirror.store.hurry();
+                    if let Err(e) = mirror.store.check() {
+                        break e;
                     }
+                    let full = mirror.store.fullness();
+                    mirror
+                        .room
+                        .wait_unless(|| mirror.store.fullness() < full, Duration::from_millis(1));
                 }
-                // A backup is behind, and its thread does not notify.
-                Ok(Step::Held) => mirror.room.wait_unless(|| false, Duration::from_millis(1)),
+                Ok(Step::Held) => {
+                    if mirror.store.is_laden() {
+                        mirror.store.hurry();
+                    }
+                    if let Err(e) = mirror.store.check() {
+                        break e;
+                    }
+                    // A backup is behind, and its thread does not notify.
+                    mirror.room.wait_unless(|| false, Duration::from_millis(1));
+                }
                 Err(e) => break e,
             }
             if self.stopping.load(Acquire) || mirror.is_closed() {

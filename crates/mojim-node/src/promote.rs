@@ -14,6 +14,7 @@ use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use super::held::Promotion;
 use super::requests::speaks_otherwise;
 use super::{Node, wait_for_last};
 use mojim_config::Volume;
@@ -52,7 +53,65 @@ enum Known {
     Other,
 }
 
+/// How long the request to promote waits for the promotion; then it says how far that is.
+const ANSWER_AFTER: Duration = Duration::from_secs(5);
+/// How long the outcome of a promotion is kept for whoever asks again.
+const KEPT: Duration = Duration::from_secs(30);
+
 impl Node {
+    /// Promotes, or goes on with a promotion that was asked for before. The answer says how far
+    /// it is, if it is not over soon: before a node can be primary it applies what waits, which
+    /// may take longer than anybody waits for an answer.
+    pub(super) fn promote_asked(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+        let p = self.promotion(v, force)?;
+        let is_over = || p.outcome().is_some() || self.stopping.load(Acquire);
+        let end = self.env.now() + ANSWER_AFTER;
+        while !is_over() && self.env.now() < end {
+            p.over.wait_unless(is_over, Duration::from_millis(100));
+        }
+        if let Some((_, done)) = p.outcome() {
+            let mut known = self.of(v).known();
+            // Unless another one was begun meanwhile.
+            known.promotion.take_if(|now| Arc::ptr_eq(now, &p));
+            return done;
+        }
+        let m = self.of(v).mirror_now();
+        Ok(json!({
+            "promoting": true,
+            "applied": m.as_ref().map(|m| m.store.applied()),
+            "last_lsn": m.as_ref().map(|m| m.tail()),
+        }))
+    }
+
+    /// The promotion of a volume: the one that goes on, or whose outcome nobody has asked for yet,
+    /// or a new one, in a thread of its own.
+    fn promotion(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Arc<Promotion>> {
+        let mut known = self.of(v).known();
+        let now = self.env.now();
+        let is_old = |p: &Promotion| p.outcome().is_some_and(|(at, _)| now - at >= KEPT);
+        if let Some(p) = known.promotion.as_ref().filter(|p| !is_old(p)) {
+            if p.force == force {
+                return Ok(p.clone());
+            }
+            if p.outcome().is_none() {
+                return Err(Error::Busy(
+                    "another promotion of this volume goes on; look again".into(),
+                ));
+            }
+        }
+        let p = Arc::new(Promotion::new(force));
+        known.promotion = Some(p.clone());
+        drop(known);
+        let (node, volume, its) = (self.clone(), v.clone(), p.clone());
+        let begun = self.spawn("promote", move || {
+            its.end(node.env.now(), node.promote(&volume, force));
+        });
+        if let Err(e) = begun {
+            p.end(now, Err(e));
+        }
+        Ok(p)
+    }
+
     /// Makes this node primary through the register. `force`: also if it is not a member
     /// of the view, on the operator's word.
     fn promote_by_register(
@@ -223,7 +282,7 @@ impl Node {
     }
 
     /// Makes this node primary.
-    pub(super) fn promote(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+    fn promote(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
         if let Some(views) = self.register(v) {
             return self.promote_by_register(v, &*views, force);
         }

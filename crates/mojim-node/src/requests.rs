@@ -209,7 +209,7 @@ impl Node {
                     self.me.name
                 ))),
             },
-            Request::Promote { volume, force } => self.promote(&self.held(&volume)?, force),
+            Request::Promote { volume, force } => self.promote_asked(&self.held(&volume)?, force),
             Request::Files { volume, since } => self.files(&self.held(&volume)?, since),
             Request::Sums {
                 volume,
@@ -512,7 +512,7 @@ impl Node {
             state,
             epoch: sb.view.epoch,
             primary: sb.view.primary.clone(),
-            last_lsn: m.tail_now(),
+            last_lsn: m.tail(),
             checkpoint: sb.checkpoint,
             persistent: m.store.level().is_persistent(),
             attached: None,

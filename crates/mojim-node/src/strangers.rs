@@ -79,7 +79,7 @@ impl Node {
     fn at_rest(&self, v: &Volume, sb: &Superblock) -> Option<u64> {
         if let Some(m) = self.of(v).mirror() {
             let applied = m.store.applied();
-            return (m.store.poisoned().is_none() && applied == m.tail_now()).then_some(applied);
+            return (m.store.poisoned().is_none() && applied == m.tail()).then_some(applied);
         }
         if self.attached(v) {
             let live = self.live(v)?;

@@ -234,7 +234,7 @@ impl Node {
             timer.heard();
             return Ok(None);
         }
-        let last = m.tail_now();
+        let last = m.tail();
         let better = v.data_nodes().into_iter().any(|n| {
             let other = n != self.me.name && names().all(|m| m != n);
             other && self.has_more(v, n, reg.epoch, last)

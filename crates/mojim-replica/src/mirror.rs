@@ -347,6 +347,7 @@ impl Mirror {
         self.stop_session();
         self.room.notify();
         self.checkpoint_work.notify();
+        self.store.hurry();
         self.store.advanced.notify();
     }
 
@@ -533,13 +534,6 @@ impl Mirror {
         self.store.whole(self.received.get())
     }
 
-    /// As [`Mirror::tail`], for a caller that may not wait for a disk. While records are
-    /// applied it may count parts of one more sync point.
-    pub fn tail_now(&self) -> u64 {
-        let received = self.received.get();
-        self.store.try_whole(received).unwrap_or(received)
-    }
-
     fn hear(&self, who: &str, committed: u64) {
         *lock(&self.heard) = Some((self.store.env().now(), who.to_owned()));
         self.learn(committed);
@@ -593,6 +587,7 @@ impl Mirror {
         let piece = piece(self.smallest_log);
         let late = pace == Pace::Pressed;
         let due = enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece;
+        let due = due || self.store.count_names();
         if full || idle || late || due {
             let mut left = piece as usize;
             while left > 0 && self.store.applied() < limit {
@@ -610,6 +605,10 @@ impl Mirror {
             }
         }
         let applied = self.store.applied();
+        if applied > before && self.store.is_laden() {
+            self.store.count_names();
+            self.room.notify();
+        }
         if applied > self.store.checkpointed() && (idle || self.store.pressure() > 0.5) {
             self.store.checkpoint()?;
             self.room.notify();

@@ -632,6 +632,26 @@ impl Disk {
         self.inode(ino).sync_failed(rng);
     }
 
+    /// A sync of the whole file system: files and names.
+    pub(crate) fn sync_all(&mut self) {
+        let all: Vec<u64> = self.inodes.keys().copied().collect();
+        all.into_iter().for_each(|ino| self.sync(ino));
+        for op in std::mem::take(&mut self.pending) {
+            self.durable.apply(&op);
+        }
+        self.collect();
+    }
+
+    /// One that fails: each file may have been synced, or have lost what was to be written.
+    pub(crate) fn sync_all_failed(&mut self, rng: &mut Rng) {
+        for inode in self.inodes.values_mut().filter(|i| i.pmem.is_none()) {
+            match rng.coin() {
+                true => inode.sync(),
+                false => inode.sync_failed(rng),
+            }
+        }
+    }
+
     pub(crate) fn set_len(&mut self, ino: u64, len: u64) -> io::Result<()> {
         if len > MAX_FILE {
             return Err(io::Error::from_raw_os_error(27));

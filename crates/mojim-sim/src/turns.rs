@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, Memory, OpenHow, Proof};
+use mojim_env::{Address, Conn, Env, File, FileSystem, Memory, OpenHow, Proof};
 
 use crate::disk::SECTOR;
 use crate::run::panic_text;
@@ -479,6 +479,10 @@ impl Env for TurnEnv {
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         self.env.create_dir_all(path)
+    }
+
+    fn file_system(&self, dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
+        self.env.file_system(dir)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

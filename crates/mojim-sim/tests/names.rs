@@ -102,15 +102,31 @@ fn assert_aside(world: &World, links: usize, what: &str) {
 
 /// Applies `then` to a volume with `first`, with a crash behind every operation of the disk.
 fn every_crash(first: &[To], then: &[To], want: &[(u32, &str)]) {
+    every_crash_beside(&[], first, &[then], want);
+}
+
+/// [`every_crash`], with several sync points that wait together.
+fn every_crash_of_several(first: &[To], then: &[&[To]], want: &[(u32, &str)]) {
     every_crash_beside(&[], first, then, want);
 }
 
-/// [`every_crash`], where somebody has put symbolic links of these names into the directory.
-fn every_crash_beside(links: &[&str], first: &[To], then: &[To], want: &[(u32, &str)]) {
+/// Applies what waits: all at once, or one sync point after the other.
+fn apply(p: &Primary, singly: bool) -> mojim_env::Result<bool> {
+    for lsn in p.store.applied()..=p.store.tail() {
+        if singly {
+            p.store.apply(lsn, usize::MAX)?;
+        }
+    }
+    p.checkpoint_step(Pace::Idle)
+}
+
+/// [`every_crash_of_several`], where somebody has put symbolic links of these names into the
+/// directory.
+fn every_crash_beside(links: &[&str], first: &[To], then: &[&[To]], want: &[(u32, &str)]) {
     let all: Vec<_> = (0..10).map(bytes).collect();
     let is_hole = |n| {
-        then.iter()
-            .any(|to| matches!(to, Hole(file, _) if *file == n))
+        let mut all = then.iter().copied().flatten();
+        all.any(|to| matches!(to, Hole(file, _) if *file == n))
     };
     let has = |n| match is_hole(n) {
         true => vec![0; bytes(n).len()],
@@ -135,11 +151,15 @@ fn every_crash_beside(links: &[&str], first: &[To], then: &[To], want: &[(u32, &
                     let path = Path::new("/a/data").join(link);
                     world.put_link("a", &path, ELSEWHERE).unwrap();
                 }
-                p.commit(&pieces(then, &all)).unwrap();
+                for then in then {
+                    p.commit(&pieces(then, &all)).unwrap();
+                }
                 is_over.0 = crashes(&world, after, kind, || p.checkpoint_step(Pace::Idle));
                 drop(p);
-                let apply = || start(&world).and_then(|p| p.checkpoint_step(Pace::Idle));
-                is_over.1 = crashes(&world, again, kind, apply);
+                // Others may wait together when they are applied again.
+                let singly = again % 2 == 0;
+                let second = || start(&world).and_then(|p| apply(&p, singly));
+                is_over.1 = crashes(&world, again, kind, second);
                 let p = start(&world).unwrap_or_else(|e| panic!("{what}: {e}"));
                 p.checkpoint_step(Pace::Idle)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -390,6 +410,132 @@ fn an_attempt_by_steps_leaves_nothing_in_the_way_of_the_next() {
     );
 }
 
+/// Each sync point that changed names wrote the catalogue and synced its directories, and each
+/// file beyond those that may be open was synced for itself: a program that made and removed
+/// 111,000 files in ten seconds left its nodes a minute of work. Those that wait together are
+/// applied as one; after a crash others may be together.
+#[test]
+fn sync_points_that_wait_together_are_applied_as_one() {
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b")],
+        &[
+            &[Made(3, "c"), Made(4, "d/c")],
+            &[Gone(3), Made(5, "c")],
+            &[Gone(1), Made(6, "a")],
+            &[Gone(4), Gone(5)],
+            &[Made(7, "d/c"), Made(LONG, "e")],
+        ],
+        &[(2, "b"), (6, "a"), (7, "d/c"), (LONG, "e")],
+    );
+    // Under another name in the next one, in the place of one that was there, or of its directory.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "d/x")],
+        &[
+            &[Made(3, "tmp")],
+            &[Renamed(3, "a"), Made(4, "tmp")],
+            &[Renamed(4, "a"), Made(5, "j")],
+            &[Gone(2), Made(6, "d")],
+            &[Gone(5), Made(7, "tmp")],
+        ],
+        &[(4, "a"), (6, "d"), (7, "tmp")],
+    );
+    // One that is applied step by step is between others.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b")],
+        &[
+            &[Made(3, "x"), Gone(2)],
+            &[Made(4, "b")],
+            &[Renamed(1, "b"), Renamed(3, "a")],
+            &[Made(5, "x")],
+            &[Gone(5), Made(6, "b/c"), Gone(1)],
+        ],
+        &[(3, "a"), (6, "b/c")],
+    );
+}
+
+/// What the disk does for sync points that wait together: not as much for each of them.
+#[test]
+fn a_burst_of_names_costs_a_few_syncs() {
+    let steps = |count: u32| {
+        let all: Vec<_> = (0..10).map(bytes).collect();
+        let world = World::new(1, Faults::none());
+        world.trace_on();
+        let p = start(&world).unwrap();
+        for n in 0..count {
+            let names = [format!("{n}"), format!("d/{n}")];
+            let (kept, passing) = (2 * n + 1, 2 * n + 2);
+            let make = |file, name| Piece::Create { file, name };
+            let data = (all[1].as_ptr(), all[1].len());
+            let (file, offset, (ptr, len)) = (kept, 0, data);
+            let size = len as u64;
+            p.commit(&[
+                make(kept, &names[0]),
+                make(passing, &names[1]),
+                Piece::Resize { file, size },
+                Piece::Write {
+                    file,
+                    offset,
+                    ptr,
+                    len,
+                },
+            ])
+            .unwrap();
+            p.commit(&[Piece::Remove { file: passing }]).unwrap();
+        }
+        let syncs = || world.trace().iter().filter(|l| l.contains("sync")).count();
+        let before = syncs();
+        p.checkpoint_step(Pace::Idle).unwrap();
+        assert_eq!(known(&p).len(), count as usize);
+        assert!(world.files("a").iter().all(|f| !f.starts_with("/a/data/d")));
+        syncs() - before
+    };
+    assert_eq!(steps(10), steps(40));
+}
+
+/// The names that a node must apply before it takes over were bounded by the log alone: a minute
+/// of work in 16 MiB.
+#[test]
+fn no_more_names_wait_than_are_applied_soon() {
+    let world = World::new(1, Faults::none());
+    let p = single::start(&world, MediumKind::Disk, 8 << 20).unwrap();
+    let mut made = 0;
+    let mut make = || {
+        let names: Vec<_> = (made + 1..=made + 64).map(|n| (n, n.to_string())).collect();
+        let create = |(file, name): &(u32, String)| Piece::Create {
+            file: *file,
+            name: name.clone().leak(),
+        };
+        let pieces: Vec<_> = names.iter().map(create).collect();
+        let done = p.try_append_now(&pieces, 0).unwrap();
+        made += done.map_or(0, |_| 64);
+        p.store.count_names();
+        (done.is_some(), made)
+    };
+    while make().0 {}
+    let (_, waiting) = make();
+    assert!((32_000..33_000).contains(&waiting), "{waiting}");
+    while p.store.is_laden() {
+        assert!(p.checkpoint_step(Pace::Idle).unwrap());
+    }
+    assert!(make().0);
+}
+
+/// Whoever asked how far a copy is waited until records were applied, a mirror's lanes and its
+/// greeting too: the primary took the node for dead.
+#[test]
+fn who_asks_how_far_a_copy_is_does_not_wait_for_who_applies() {
+    let all: Vec<_> = (0..10).map(bytes).collect();
+    let world = World::new(1, Faults::none());
+    let p = start(&world).unwrap();
+    let (lsn, _) = p.append(&pieces(&[Made(1, "a")], &all)).unwrap();
+    let seen = p.store.standing_still(|_, _| {
+        // As who applies has it. Whoever took the lock again here would wait for ever.
+        let s = &p.store;
+        Ok((s.whole(lsn), s.is_kept(0), s.pressure() > 0.0))
+    });
+    assert_eq!(seen.unwrap(), (lsn, false, true));
+}
+
 /// A file that took the place of another one was that one, cut. The cut was lost with the power
 /// when the catalogue had the new file already: it had the bytes of the old one.
 #[test]
@@ -410,21 +556,21 @@ fn no_link_in_the_place_of_a_new_file_is_followed() {
     every_crash_beside(
         &["x"],
         &[Made(1, "a")],
-        &[Made(2, "x")],
+        &[&[Made(2, "x")]],
         &[(1, "a"), (2, "x")],
     );
     // Of one record, with names that were another's; names that are the same in `.mojim-lost`.
     every_crash_beside(
         &["d/x", "d_x"],
         &[Made(1, "a"), Made(2, "d/y")],
-        &[Gone(1), Made(3, "d/x"), Made(4, "d_x"), Made(5, "a")],
+        &[&[Gone(1), Made(3, "d/x"), Made(4, "d_x"), Made(5, "a")]],
         &[(2, "d/y"), (3, "d/x"), (4, "d_x"), (5, "a")],
     );
     // Where a directory must be, and step by step.
     every_crash_beside(
         &["d", "e"],
         &[Made(1, "a")],
-        &[Made(2, "d/x"), Made(3, "e"), Renamed(1, "d/y")],
+        &[&[Made(2, "d/x"), Made(3, "e"), Renamed(1, "d/y")]],
         &[(1, "d/y"), (2, "d/x"), (3, "e")],
     );
 }

@@ -29,13 +29,18 @@ use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Env, Error, File, NotPlain, OpenHow, Result};
 
 mod again;
+mod entries;
 mod images;
 mod names;
 mod open;
 mod outcome;
+mod unsynced;
 
+use entries::Entries;
 pub use open::OpenFiles;
 use outcome::Outcome;
+pub use unsynced::{Syncing, is_gone};
+use unsynced::{Unsynced, sync_file};
 
 /// Bytes of one page of the image: a unit of merging, not of any hardware.
 pub const IMAGE_PAGE: usize = 4096;
@@ -66,23 +71,21 @@ pub struct Area {
     begun: (u64, u64),
     /// [`Area::begun`] as the catalogue's file has it.
     written: (u64, u64),
-    files: BTreeMap<u32, CatalogEntry>,
+    files: Entries,
     open: Arc<OpenFiles>,
     image: BTreeMap<(u32, u64), Image>,
     /// Memory that the image takes, about.
     image_bytes: usize,
-    dirty: BTreeMap<u32, ()>,
+    unsynced: Unsynced,
     /// Names changed in the sync point being applied.
     names_dirty: bool,
     /// Sizes changed since the catalogue was written.
     sizes_dirty: bool,
     /// Names of files that this sync point removed.
     removed: Vec<String>,
-    /// What the sync point that is being applied comes to, unless it is applied step by step.
+    /// What the sync points that are being applied come to, unless one is applied step by step.
     outcome: Outcome,
-    /// Directories in which this sync point made or renamed files.
-    unsynced: BTreeSet<PathBuf>,
-    /// Directories that are there, durably.
+    /// Directories that are there.
     made: BTreeSet<PathBuf>,
     /// LSNs of applied records, and the spill files that they name: a file can go
     /// when its record has gone from the logs.
@@ -95,7 +98,7 @@ pub struct Area {
     /// Files that were not synced, and left the catalogue since [`Area::settle`].
     left: BTreeMap<u32, Arc<dyn File>>,
     /// Most files that are kept open.
-    pub max_open: usize,
+    max_open: usize,
     /// The most bytes that a file can have here.
     max_file: u64,
 }
@@ -131,12 +134,13 @@ impl Area {
         area.max_file = env
             .max_file_size(dir)
             .context(|| format!("how large files may be in {}", dir.display()))?;
+        area.unsynced.whole = env.file_system(dir).ok();
         Ok(area)
     }
 
     /// An area before anything is read.
     fn closed(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Area {
-        Area {
+        let mut area = Area {
             max_file: 0,
             env: env.clone(),
             dir: dir.to_owned(),
@@ -145,23 +149,30 @@ impl Area {
             catalog_lsn: 0,
             begun: (0, 0),
             written: (0, 0),
-            files: BTreeMap::new(),
+            files: Entries::default(),
             open: Arc::default(),
             image: BTreeMap::new(),
             image_bytes: 0,
-            dirty: BTreeMap::new(),
+            unsynced: Unsynced::default(),
             names_dirty: false,
             sizes_dirty: false,
             removed: Vec::new(),
             outcome: Outcome::default(),
-            unsynced: BTreeSet::new(),
             made: BTreeSet::new(),
             spills: Vec::new(),
             failed: None,
             torn: false,
             left: BTreeMap::new(),
-            max_open: MAX_OPEN,
-        }
+            max_open: 0,
+        };
+        area.keep_most_open(MAX_OPEN);
+        area
+    }
+
+    /// Sets how many files are kept open at most.
+    pub fn keep_most_open(&mut self, most: usize) {
+        self.max_open = most;
+        self.unsynced.most = (most / 4).max(1);
     }
 
     /// Checks, without changing anything, that the area could be opened: its catalogue
@@ -195,7 +206,7 @@ impl Area {
                 }
                 (self.catalog_lsn, self.begun) = (c.lsn, c.begun);
                 self.written = c.begun;
-                self.files = c.files.into_iter().map(|f| (f.id, f)).collect();
+                self.files = c.files.into_iter().collect();
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
@@ -227,13 +238,6 @@ impl Area {
         self.begun
     }
 
-    /// The records of a sync point of `epoch` that ends with `lsn` are to be applied.
-    pub fn begin_sync_point(&mut self, epoch: u64, lsn: u64) {
-        if lsn > self.begun.1 {
-            self.begun = (epoch, lsn);
-        }
-    }
-
     /// What the catalogue has begun is not of this copy's history: it was given up.
     pub fn forget_begun(&mut self) {
         self.begun = (0, 0);
@@ -244,14 +248,19 @@ impl Area {
         self.files.values()
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.files.len()
+    }
+
     /// The entry of a name.
     pub fn find(&self, name: &str) -> Option<&CatalogEntry> {
-        self.files.values().find(|f| f.name == name)
+        self.files.find(name)
     }
 
     /// The entry of a number.
     pub fn get(&self, id: u32) -> Option<&CatalogEntry> {
-        self.files.get(&id)
+        self.files.get(id)
     }
 
     /// A number for a new file. Random, since a number that was in use a moment ago
@@ -259,7 +268,7 @@ impl Area {
     pub fn next_id(&self) -> u32 {
         loop {
             let id = self.env.random() as u32;
-            if id != 0 && !self.files.contains_key(&id) {
+            if id != 0 && !self.files.has(id) {
                 return id;
             }
         }
@@ -336,7 +345,7 @@ impl Area {
     /// [`Area::file`] for who compares what lies in the directory with another copy: a file
     /// that is open here, and whose name was removed, is not there.
     pub fn file_by_name(&mut self, id: u32) -> Result<Arc<dyn File>> {
-        if let Some(e) = self.files.get(&id) {
+        if let Some(e) = self.files.get(id) {
             self.check_there(e)?;
         }
         self.file(id)
@@ -354,7 +363,7 @@ impl Area {
 
     /// A file, in messages.
     fn called(&self, id: u32) -> String {
-        match self.files.get(&id) {
+        match self.files.get(id) {
             Some(f) => format!("file {:?}", f.name),
             None => format!("file {id}"),
         }
@@ -372,7 +381,7 @@ impl Area {
         }
         let entry = self
             .files
-            .get(&id)
+            .get(id)
             .ok_or_else(|| Error::NotFound(format!("file {id} is not in the catalogue")))?;
         let how = OpenHow {
             write: true,
@@ -389,9 +398,10 @@ impl Area {
         if self.open.all().len() >= self.max_open.min(self.env.most_open()) {
             // Files with bytes that still need a sync stay.
             let mut open = self.open.all();
-            open.retain(|id, _| self.dirty.contains_key(id));
-            // If that is all of them, half are synced now instead of at the
-            // checkpoint: a descriptor whose writes failed must not be lost.
+            open.retain(|id, _| self.unsynced.dirty.contains(id));
+            // If that is all of them, half are closed. Where the file system does not tell later
+            // of writes that failed, they are synced now instead of at the checkpoint: a
+            // descriptor whose writes failed must not be lost.
             let many = open.len().saturating_sub(self.max_open / 2);
             let some: Vec<u32> = open.keys().copied().take(many).collect();
             drop(open);
@@ -401,14 +411,15 @@ impl Area {
                     .all()
                     .remove(&id)
                     .expect("only the area's holder removes");
-                if let Err(e) = f.sync() {
+                if !self.unsynced.may_close(&*f)
+                    && let Err(e) = sync_file(&self.called(id), &*f)
+                {
                     // The caller may not be the applier. The next sync must fail
                     // too, and not rely on a new descriptor, which may report success.
-                    let e = Error::poisoned(format!("syncing {}", self.called(id)), &e);
                     self.failed = Some(e.clone());
                     return Err(e);
                 }
-                self.dirty.remove(&id);
+                self.unsynced.dirty.remove(&id);
             }
         }
         self.open.all().insert(id, f);
@@ -443,7 +454,7 @@ impl Area {
     }
 
     fn resize(&mut self, id: u32, size: u64) -> Result<()> {
-        let Some(old) = self.files.get(&id).map(|f| f.size) else {
+        let Some(old) = self.files.get(id).map(|f| f.size) else {
             return Ok(()); // removed later in the prefix
         };
         if size < old {
@@ -466,20 +477,22 @@ impl Area {
             }
             r => r.context(|| format!("resizing {} to {size} bytes", self.called(id)))?,
         }
-        self.dirty.insert(id, ());
-        self.files.get_mut(&id).expect("just seen").size = size;
+        self.unsynced.dirty.insert(id);
+        self.files.resize(id, size);
         self.sizes_dirty = true;
         Ok(())
     }
 
     fn forget(&mut self, id: u32) {
         let open = self.open.all().remove(&id);
-        if self.dirty.remove(&id).is_some()
+        if self.unsynced.dirty.remove(&id)
             && let Some(f) = open
         {
             self.left.insert(id, f);
         }
-        self.image.retain(|k, _| k.0 != id);
+        let pages = self.image.range((id, 0)..=(id, u64::MAX));
+        let pages: Vec<_> = pages.map(|(at, _)| *at).collect();
+        pages.iter().for_each(|at| _ = self.image.remove(at));
     }
 
     /// The most bytes that the file system allows for a file here.
@@ -524,24 +537,37 @@ impl Area {
     /// From here on nothing counts as durable, not even what an earlier process
     /// applied: the next [`Area::sync`] syncs every file.
     pub fn doubt(&mut self) {
-        self.dirty = self.files.keys().map(|id| (*id, ())).collect();
+        self.unsynced.dirty = self.files.values().map(|f| f.id).collect();
     }
 
     /// Makes everything applied and flushed so far durable.
     pub fn sync(&mut self) -> Result<()> {
+        self.begin_sync()?.run()
+    }
+
+    /// In place of [`Area::sync`]: what is to be synced, so that the area can be used meanwhile.
+    /// If that fails, nothing more counts as durable.
+    pub fn begin_sync(&mut self) -> Result<Syncing> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
-        let dirty = std::mem::take(&mut self.dirty);
-        for id in dirty.into_keys() {
-            if !self.files.contains_key(&id) {
+        let (dirty, whole) = self.unsynced.take();
+        let mut files = Vec::new();
+        for id in dirty.into_iter() {
+            if !self.files.has(id) {
                 continue;
             }
             let f = self.file(id)?;
-            f.sync()
-                .map_err(|e| Error::poisoned(format!("syncing {}", self.called(id)), &e))?;
+            if whole.as_ref().is_some_and(|w| w.has(&*f)) {
+                continue;
+            }
+            // No more descriptors than may be open.
+            match files.len() < self.max_open {
+                true => files.push((self.called(id), f)),
+                false => sync_file(&self.called(id), &*f)?,
+            }
         }
-        Ok(())
+        Ok(Syncing { files, whole })
     }
 
     /// Writes the catalogue, if it has not all sizes: a file that grows with every sync point
@@ -561,9 +587,7 @@ impl Area {
 
     /// Replaces the catalogue durably.
     pub fn write_catalog(&mut self) -> Result<()> {
-        for dir in std::mem::take(&mut self.unsynced) {
-            self.sync_dir(&dir)?;
-        }
+        self.unsynced.sync_names(&*self.env)?;
         let c = Catalog {
             volume: self.volume,
             lsn: self.catalog_lsn,
@@ -629,7 +653,7 @@ impl Area {
         self.image.clear();
         self.image_bytes = 0;
         self.open.all().clear();
-        self.dirty.clear();
+        self.unsynced.dirty.clear();
         let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
         self.files.clear();
         self.volume = volume;
@@ -658,12 +682,6 @@ impl Area {
         f.read_at(buf, offset)
             .context(|| format!("reading {}", self.called(id)))
     }
-}
-
-/// Whether the error means that no file of the volume lies at that path.
-pub fn is_gone(e: &std::io::Error) -> bool {
-    use std::io::ErrorKind::*;
-    NotPlain::is(e) || matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
 }
 
 /// [`is_gone`] by the error's number, where a file is opened to write.

@@ -46,7 +46,6 @@ pub use mutations::{Mutations, Switch};
 pub use open::read_superblock;
 pub use state::{Hold, JOINING, Store, StoreSpec, Watch};
 
-use applier::Applier;
 use state::{Missing, lock};
 
 impl Store {
@@ -237,18 +236,8 @@ impl Store {
     /// The end of the last whole sync point at or below `lsn`, where every
     /// record up to `lsn` is in the logs or applied.
     pub fn whole(&self, lsn: u64) -> u64 {
-        self.end_of(lsn, &self.applier.lock())
-    }
-
-    /// [`Store::whole`] without waiting; `None` while another thread applies records
-    /// or waits for a disk.
-    pub fn try_whole(&self, lsn: u64) -> Option<u64> {
-        let applier = self.applier.try_lock()?;
-        Some(self.end_of(lsn, &applier))
-    }
-
-    /// `_held`: nothing is released while the applier's lock is held.
-    fn end_of(&self, lsn: u64, _held: &Applier) -> u64 {
+        // Nothing is released, and no record dropped, meanwhile.
+        let _durable = lock(&self.durable);
         for log in &self.logs {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at) {
@@ -330,6 +319,7 @@ impl Store {
                 a.applied
             )));
         }
+        let durable = lock(&self.durable);
         for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
             let mut at = cursor;
             while let Some((r, _, next)) = log.record(at) {
@@ -342,6 +332,7 @@ impl Store {
                 log.rewind(at);
             }
         }
+        drop(durable);
         self.tail.store(keep, Release);
         let mut area = lock(&self.area);
         if area.begun().1 > keep {

@@ -31,7 +31,7 @@ use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
 use mojim_replica::holders::{self, Holders, Peer};
 use mojim_replica::layout;
-use mojim_replica::pace::Pacer;
+use mojim_replica::pace::{Pace, Pacer};
 use mojim_replica::primary::Primary;
 use mojim_replica::session::Session;
 use mojim_store::store::AT_ONCE;
@@ -345,6 +345,7 @@ impl Inner {
         self.stop.store(true, SeqCst);
         p.link_work.notify();
         p.checkpoint_work.notify();
+        p.store.hurry();
         p.backups.work.notify();
         self.stopped.notify();
         for t in lock(&self.threads).drain(..) {
@@ -387,6 +388,8 @@ impl Inner {
             let me = self.clone();
             threads.push(spawn("holders", Box::new(move || me.holders_loop()))?);
         }
+        let me = self.clone();
+        threads.push(spawn("names", Box::new(move || me.names_loop()))?);
         let me = self.clone();
         threads.push(spawn("checkpoint", Box::new(move || me.checkpoint_loop()))?);
         Ok(())
@@ -512,17 +515,35 @@ impl Inner {
         }
     }
 
+    /// Applies changes of names when many wait. They take long, and callers wait for room
+    /// meanwhile: not at the checkpoint thread's priority.
+    fn names_loop(&self) {
+        let p = &self.primary;
+        let stopped = || self.stop.load(Acquire);
+        while !stopped() {
+            if p.store.await_hurry(stopped, Duration::from_secs(1)) {
+                // If the store is poisoned, every sync point fails with that.
+                let _ = p.checkpoint_step(Pace::Idle);
+            }
+        }
+    }
+
     fn checkpoint_turns(&self) {
         let p = &self.primary;
         let mut pacer = Pacer::of_primary();
         while !self.stop.load(Acquire) {
             let before = p.last();
-            match p.background_turn(&mut pacer, committed::are_many()) {
-                Ok(()) => {}
-                // What is committed waits for room on the disk.
-                Err(_) if p.store.poisoned().is_none() => std::thread::sleep(SHORT_PAUSE),
-                // The store is poisoned, and every sync point fails with that.
-                Err(_) => return,
+            let many = committed::are_many();
+            if p.store.count_names() {
+                p.store.hurry();
+            } else {
+                match p.background_turn(&mut pacer, many) {
+                    Ok(()) => {}
+                    // What is committed waits for room on the disk.
+                    Err(_) if p.store.poisoned().is_none() => std::thread::sleep(SHORT_PAUSE),
+                    // The store is poisoned, and every sync point fails with that.
+                    Err(_) => return,
+                }
             }
             if committed::are_many() {
                 self.sweep();

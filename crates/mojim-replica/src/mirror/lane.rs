@@ -9,6 +9,9 @@ use crate::company::Company;
 use crate::link::{POLLS_OF_MEMORY, POLLS_OF_STREAM};
 use mojim_store::log::Log;
 
+/// Longest time without a record applied after which applying still counts as going on.
+const LONGEST_TURN: Duration = Duration::from_secs(10);
+
 enum Feed {
     Stream(StreamIn),
     Ring(RingIn),
@@ -54,7 +57,7 @@ pub enum Step {
     Moved,
     /// The log has no room until a checkpoint.
     Full,
-    /// A backup lacks too much for more to be taken.
+    /// A backup lacks too much for more to be taken, or too much is to be applied.
     Held,
 }
 
@@ -555,7 +558,8 @@ impl Appender<'_> {
         let head = self.log.head();
         let place = self.log.place(head, len);
         let m = self.mirror;
-        match place.filter(|_| !m.backups.is_full(&m.store)) {
+        let held = m.backups.is_full(&m.store) || m.store.is_laden();
+        match place.filter(|_| !held) {
             Some(at) => {
                 *self.said = None;
                 Ok((head, at))
@@ -604,7 +608,7 @@ fn has_whole(b: &[u8]) -> Result<bool> {
 
 impl Mirror {
     /// Why lane `lane` takes nothing: its log is full if there is no `room` and no backup
-    /// keeps it so; else a backup holds it back.
+    /// keeps it so; else a backup holds it back, or what is to be applied.
     #[cold]
     pub(super) fn blocked(&self, lane: usize, room: bool) -> Step {
         match room || self.store.is_kept(lane) {
@@ -613,9 +617,13 @@ impl Mirror {
         }
     }
 
-    /// Whether it is time to tell the primary (again) that a lane waits.
+    /// Whether it is time to tell the primary (again) that a lane waits. Not where it waits for
+    /// records to be applied, and none has been for long: then this node is at fault.
     pub(super) fn tells(&self, said: &mut Option<Duration>) -> bool {
         let now = self.store.env().now();
+        if self.store.is_laden() && now.saturating_sub(self.store.last_applied()) > LONGEST_TURN {
+            return false;
+        }
         let every = HEARTBEAT.min(self.silence / 4);
         let due = said.is_none_or(|at| now.saturating_sub(at) >= every);
         if due {

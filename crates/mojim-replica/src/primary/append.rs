@@ -63,11 +63,11 @@ impl Primary {
         bytes + self.spec.max_record > self.spec.smallest_log as usize / 2
     }
 
-    /// Whether another record may be appended, by what the own log, the mirror and the
-    /// backups lack.
+    /// Whether another record may be appended, by what the own log, the data files, the mirror
+    /// and the backups lack.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
-        self.has_window() && !self.backups.is_full(&self.store)
+        self.has_window() && !self.backups.is_full(&self.store) && !self.store.is_laden()
     }
 
     pub(super) fn has_window(&self) -> bool {

@@ -52,7 +52,7 @@ impl Primary {
         let full = self.store.pressure() > 0.5;
         let idle = pace == Pace::Idle;
         let piece = piece(self.spec.smallest_log);
-        let due = full || idle || pace == Pace::Pressed || {
+        let due = full || idle || pace == Pace::Pressed || self.store.count_names() || {
             let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
             match self.spec.write_back {
                 WriteBack::Eager => enough,
@@ -79,6 +79,10 @@ impl Primary {
         live.live(Live::BytesBehind)
             .store(self.bytes_behind(), Relaxed);
         let applied = applied.map(|_| self.store.applied())?;
+        if applied > before && self.store.is_laden() {
+            self.store.count_names();
+            self.done.notify();
+        }
         if (full || idle) && applied > self.store.checkpointed() {
             self.store.checkpoint_if(|lsn| self.may_lose(lsn))?;
             self.done.notify();

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, FileSystem, Memory, OpenHow};
 use mojim_store::log::{CONTROL_LEN, LIVE_AT};
 
 use crate::disk::SECTOR;
@@ -564,6 +564,11 @@ impl Env for Shadow {
         Ok(())
     }
 
+    fn file_system(&self, _dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
+        let state = self.state.clone();
+        Ok(Arc::new(ShadowFileSystem(state)))
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut s = self.lock();
         s.find(path)?;
@@ -645,6 +650,31 @@ impl Env for Shadow {
 
     fn connect(&self, _to: &Address) -> io::Result<Arc<dyn Conn>> {
         Err(ErrorKind::Unsupported.into())
+    }
+}
+
+struct ShadowFileSystem(Arc<Mutex<State>>);
+
+impl FileSystem for ShadowFileSystem {
+    fn sync(&self) -> io::Result<()> {
+        let mut s = lock(&self.0);
+        s.look();
+        let number = Some(s.syncs);
+        s.syncs += 1;
+        if s.omit.sync == number {
+            return Ok(());
+        }
+        for inode in s.inodes.iter_mut().filter(|i| i.mapped.is_none()) {
+            inode.durable = inode.cache.clone();
+        }
+        let done = std::mem::take(&mut s.pending_names);
+        let names = Arc::make_mut(&mut s.durable_names);
+        done.iter().for_each(|op| op.apply(names));
+        Ok(())
+    }
+
+    fn has(&self, _file: &dyn File) -> bool {
+        true
     }
 }
 

@@ -9,7 +9,7 @@ use super::link::SimConn;
 use super::state::Place;
 use crate::disk::{MAX_FILE, SECTOR, eio};
 use crate::memory::Region;
-use mojim_env::{Address, Conn, Env, File, Memory, NotPlain, OpenHow};
+use mojim_env::{Address, Conn, Env, File, FileSystem, Memory, NotPlain, OpenHow};
 use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -95,6 +95,11 @@ impl Env for SimEnv {
             || format!("mkdir {}", path.display()),
             |disk, _, _| disk.create_dir_all(path),
         )
+    }
+
+    fn file_system(&self, _dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
+        drop(self.place.enter()?);
+        Ok(Arc::new(SimFileSystem(self.place.clone())))
     }
 
     fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
@@ -239,6 +244,29 @@ impl Env for SimEnv {
             end: 0,
             peer: to.to_string(),
         }))
+    }
+}
+
+struct SimFileSystem(Place);
+
+impl FileSystem for SimFileSystem {
+    fn sync(&self) -> io::Result<()> {
+        self.0.enter()?.change(
+            self.0.node,
+            || "sync the file system".to_owned(),
+            |disk, ctx, node| {
+                if ctx.failure(ctx.faults.sync_error, "sync errors", node) {
+                    disk.sync_all_failed(&mut ctx.rng);
+                    return Err(eio());
+                }
+                disk.sync_all();
+                Ok(())
+            },
+        )
+    }
+
+    fn has(&self, _file: &dyn File) -> bool {
+        true
     }
 }
 

@@ -38,15 +38,15 @@ impl Area {
         if !self.torn {
             return Ok(());
         }
-        self.files = BTreeMap::new();
+        self.files = Entries::default();
         (self.catalog_lsn, self.begun, self.written) = (0, (0, 0), (0, 0));
         self.read_catalog()?;
         self.finish_rename()?;
         self.finish_removal()?;
         for (id, f) in std::mem::take(&mut self.left) {
-            if self.files.contains_key(&id) {
+            if self.files.has(id) {
                 self.open.all().entry(id).or_insert(f);
-                self.dirty.insert(id, ());
+                self.unsynced.dirty.insert(id);
             }
         }
         self.torn = false;

@@ -17,7 +17,7 @@ const DIRECT: usize = 1024;
 
 impl Area {
     pub(super) fn write(&mut self, id: u32, offset: u64, mut bytes: &[u8]) -> Result<()> {
-        let Some(entry) = self.files.get(&id) else {
+        let Some(entry) = self.files.get(id) else {
             return Ok(()); // removed later in the prefix, seen while replaying
         };
         // While replaying, the file may be shorter than when this was written;
@@ -38,7 +38,7 @@ impl Area {
                 .is_none()
         {
             let f = self.file(id)?;
-            self.dirty.insert(id, ());
+            self.unsynced.dirty.insert(id);
             return f
                 .write_at(bytes, offset)
                 .context(|| format!("writing {} at {offset}", self.called(id)));
@@ -150,7 +150,7 @@ impl Area {
     }
 
     pub(super) fn write_run(&mut self, id: u32, at: u64, bytes: &[u8]) -> Result<()> {
-        let Some(size) = self.files.get(&id).map(|e| e.size) else {
+        let Some(size) = self.files.get(id).map(|e| e.size) else {
             return Ok(());
         };
         if at >= size {
@@ -158,7 +158,7 @@ impl Area {
         }
         let n = bytes.len().min((size - at) as usize);
         let f = self.file(id)?;
-        self.dirty.insert(id, ());
+        self.unsynced.dirty.insert(id);
         f.write_at(&bytes[..n], at)
             .context(|| format!("writing {} at {at}", self.called(id)))
     }

@@ -10,6 +10,7 @@
 //! - Within a record the catalogue has the previous LSN, so that the record is applied again, and
 //!   says which sync point was begun. It says so before the directory shows a renaming.
 
+use super::outcome::Numbered;
 use super::*;
 use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, RemovalNote, RenameNote};
 
@@ -41,7 +42,7 @@ impl Area {
         let Some(r) = RenameNote::decode(&b[..got]) else {
             return Err(self.damaged("the note of its last renaming is damaged"));
         };
-        let known = self.files.get(&r.file).is_some_and(|e| e.name == r.from);
+        let known = self.files.get(r.file).is_some_and(|e| e.name == r.from);
         if r.volume != self.volume || r.lsn <= self.catalog_lsn || !known {
             return Ok(()); // done, and in the catalogue
         }
@@ -94,14 +95,13 @@ impl Area {
     }
 
     /// Removes those files that the catalogue does not have, and the note of removals.
-    pub(super) fn remove_files(&self, names: &[String]) -> Result<()> {
-        let taken: BTreeSet<&str> = self.files.values().map(|f| &f.name[..]).collect();
+    pub(super) fn remove_files(&mut self, names: &[String]) -> Result<()> {
         let mut dirs = BTreeSet::new();
-        for name in names.iter().filter(|n| !taken.contains(&n[..])) {
+        for name in names.iter().filter(|n| self.files.find(n).is_none()) {
             self.remove_quietly(name)?;
             dirs.extend(self.dir.join(name).parent().map(Path::to_owned));
         }
-        dirs.iter().try_for_each(|d| self.sync_dir(d))?;
+        self.unsynced.sync_dirs(&*self.env, &dirs)?;
         let note = self.removal_path();
         let gone = match self.env.remove(&note) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
@@ -120,73 +120,97 @@ impl Area {
         if let Some(old) = self.find(to).map(|f| f.id)
             && old != id
         {
-            self.files.remove(&old);
+            self.files.remove(old);
             self.forget(old);
         }
-        if let Some(e) = self.files.get_mut(&id) {
-            e.name = to.to_owned();
-        }
+        self.files.rename(id, to);
     }
 
-    /// A sync point of these operations is to be applied, which ends with LSN `lsn`: its names are
-    /// given here, unless it is to be applied step by step.
-    pub fn begin_names<'a, I>(&mut self, lsn: u64, ops: impl Fn() -> I) -> Result<()>
+    /// Sync points are to be applied that end with these epochs and LSNs; `ops` gives the
+    /// operations of so many of them. Returns how many are applied together, from the first one
+    /// on: their names are given here, unless it is one that is applied step by step.
+    pub fn begin<'a, I>(&mut self, points: &[(u64, u64)], ops: impl Fn(usize) -> I) -> Result<usize>
     where
-        I: Iterator<Item = (Op, &'a [u8])>,
+        I: Iterator<Item = Numbered<'a>>,
     {
-        if lsn <= self.catalog_lsn {
-            return Ok(());
+        let mut count = points.len();
+        let mut outcome = None;
+        while points[0].1 > self.catalog_lsn && count > 0 {
+            match Outcome::of(&self.files, || ops(count)) {
+                Ok(all) => {
+                    outcome = all;
+                    break;
+                }
+                Err(number) => count = number,
+            }
         }
-        let Some(outcome) = Outcome::of(&self.files, ops) else {
-            return Ok(());
-        };
+        let count = if outcome.is_some() { count } else { 1 };
+        let (epoch, lsn) = points[count - 1];
+        if lsn > self.begun.1 {
+            self.begun = (epoch, lsn);
+        }
+        outcome.map_or(Ok(()), |outcome| self.give_names(lsn, outcome))?;
+        Ok(count)
+    }
+
+    /// Gives the names that the sync points up to `lsn` come to.
+    fn give_names(&mut self, lsn: u64, outcome: Outcome) -> Result<()> {
         // A crash may have left some of them in the catalogue, from an earlier attempt, and that
         // may have come to other names.
         let gone = outcome.passing.iter().chain(&outcome.removed);
         for id in gone.copied().collect::<Vec<_>>() {
-            if self.files.contains_key(&id) || outcome.removed.contains(&id) {
+            if self.files.has(id) || outcome.removed.contains(&id) {
                 self.remove(id)?;
             }
         }
-        let given: BTreeSet<&str> = outcome.made.values().map(|name| &name[..]).collect();
-        let is_given = |f: &&CatalogEntry| given.contains(&f.name[..]);
-        let holders = self.files.values().filter(is_given).map(|f| f.id);
-        let others = holders.filter(|id| !outcome.made.contains_key(id));
-        for id in others.collect::<Vec<_>>() {
-            self.files.remove(&id);
-            self.forget(id);
-        }
         let mut more = false;
         for (id, name) in &outcome.made {
-            let (id, size, name) = (*id, 0, name.clone());
-            let entry = self.files.entry(id).or_insert_with(|| {
-                more = true;
-                let name = name.clone();
-                CatalogEntry { id, size, name }
-            });
+            let id = *id;
+            let holders = self.files.holders(name).map(|f| f.id);
+            let others: Vec<u32> = holders.filter(|other| *other != id).collect();
+            for other in others {
+                // Made by the sync points under another name, it gets that one in its turn.
+                self.files.remove(other);
+                self.forget(other);
+            }
+            let (size, name) = (0, name.clone());
             // It is made anew: until then there may be no file with what the catalogue has.
-            more |= std::mem::take(&mut entry.size) > 0;
-            if entry.name != name {
-                more = true;
-                self.removed.push(std::mem::replace(&mut entry.name, name));
+            match self.files.resize(id, 0) {
+                None => {
+                    more = true;
+                    self.files.insert(CatalogEntry { id, size, name });
+                }
+                Some(before) => {
+                    more |= before > 0;
+                    let before = self.files.rename(id, &name).expect("it is there");
+                    if before != name {
+                        more = true;
+                        self.removed.push(before);
+                    }
+                }
             }
         }
+        let given: BTreeSet<&str> = outcome.made.values().map(|name| &name[..]).collect();
         // Who has a name now needs no note of whoever had it.
-        self.removed.retain(|name| !given.contains(&name[..]));
+        let gone = std::mem::take(&mut self.removed);
+        let (again, gone): (Vec<_>, Vec<_>) =
+            gone.into_iter().partition(|name| given.contains(&name[..]));
+        self.removed = gone;
         self.outcome = outcome;
-        match more {
+        if more {
             // A file that the catalogue does not know would remain when this copy is given up.
-            true => self.write_names(lsn),
-            false => Ok(()),
+            self.write_names(lsn)?;
         }
+        // A new file is made in its place: who has opened the old one keeps that.
+        again.iter().try_for_each(|name| self.remove_quietly(name))
     }
 
-    /// Whether the sync point makes this file and removes it.
+    /// Whether the sync points make this file and remove it.
     pub(super) fn is_passing(&self, id: u32) -> bool {
         self.outcome.passing.contains(&id)
     }
 
-    /// Whether the sync point makes this file, under its last name.
+    /// Whether the sync points make this file, under its last name.
     pub(super) fn is_made(&self, id: u32) -> bool {
         self.outcome.made.contains_key(&id)
     }
@@ -196,7 +220,7 @@ impl Area {
     /// time.
     pub(super) fn announce(&mut self, lsn: u64, r: &RecordView<'_>) -> Result<()> {
         let is_new = |op: &Op| {
-            let known = self.files.contains_key(&op.file) || self.is_passing(op.file);
+            let known = self.files.has(op.file) || self.is_passing(op.file);
             op.kind == OpKind::Create && !known
         };
         if lsn <= self.catalog_lsn || r.ops().filter(|(op, _)| is_new(op)).count() < 2 {
@@ -206,16 +230,11 @@ impl Area {
         for (op, payload) in r.ops().filter(|(op, _)| is_new(op)) {
             new.insert(Self::name(payload)?, op.file);
         }
-        self.files
-            .values()
-            .for_each(|f| _ = new.remove(&f.name[..]));
-        let (size, mut more) = (0, false);
+        new.retain(|name, id| self.files.find(name).is_none() && !self.files.has(*id));
+        let (size, more) = (0, !new.is_empty());
         for (name, id) in new {
             let name = name.to_owned();
-            more |= !self.files.contains_key(&id);
-            self.files
-                .entry(id)
-                .or_insert(CatalogEntry { id, size, name });
+            self.files.insert(CatalogEntry { id, size, name });
         }
         match more {
             true => self.write_names(lsn),
@@ -227,7 +246,7 @@ impl Area {
     pub(super) fn create(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
         // If the file is there already, a rename later in this record was done
         // before a crash, and the catalogue was written with it.
-        let name = match self.files.get(&id) {
+        let name = match self.files.get(id) {
             Some(e) => e.name.clone(),
             None => Self::name(payload)?.to_owned(),
         };
@@ -244,7 +263,7 @@ impl Area {
             size: 0,
             name: name.clone(),
         };
-        if self.files.insert(id, entry).is_none() {
+        if self.files.insert(entry).is_none() {
             // The catalogue first: a file that it does not know would remain when this copy
             // is given up.
             self.write_names(lsn)?;
@@ -258,17 +277,17 @@ impl Area {
         let f = self
             .in_place_of(lsn, &path, &UNWRITABLE, |env| env.open(&path, how))?
             .context(what)?;
-        // Who has opened what lies there has the new file, so it is cut. At once durably: with the
-        // power its bytes could come back when the catalogue has this file already, and the record
-        // is not applied again.
+        // Who has opened what lies there has the new file, so it is cut. Durably before the
+        // catalogue has the LSN: with the power its bytes could come back when the record is not
+        // applied again.
         if f.len().context(what)? > 0 {
             f.set_len(0).context(what)?;
-            f.sync().map_err(|e| Error::poisoned(what(), &e))?;
+            self.unsynced.was_cut(&self.called(id), &f)?;
         }
         self.keep_open(id, f)?;
-        self.dirty.insert(id, ());
+        self.unsynced.dirty.insert(id);
         self.names_dirty = true;
-        self.unsynced.extend(path.parent().map(Path::to_owned));
+        self.unsynced.dirs.extend(path.parent().map(Path::to_owned));
         Ok(())
     }
 
@@ -276,7 +295,7 @@ impl Area {
         self.flush()?;
         // Also of one that is gone already: if a crash cut that off, a note of it is left.
         self.names_dirty = true;
-        let Some(e) = self.files.remove(&id) else {
+        let Some(e) = self.files.remove(id) else {
             return Ok(());
         };
         self.forget(id);
@@ -289,7 +308,7 @@ impl Area {
     pub(super) fn rename(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
         let name = Self::name(payload)?.to_owned();
         self.flush()?;
-        let Some(e) = self.files.get(&id).cloned() else {
+        let Some(e) = self.files.get(id).cloned() else {
             return Ok(());
         };
         self.names_dirty = true;
@@ -303,6 +322,8 @@ impl Area {
             self.write_names(lsn)?;
         }
         self.make_parent(lsn, &to)?;
+        // The new name may be durable only where its directory is.
+        self.unsynced.sync_names(&*self.env)?;
         let note = RenameNote {
             volume: self.volume,
             lsn,
@@ -354,17 +375,28 @@ impl Area {
         if self.made.contains(parent) {
             return Ok(());
         }
-        match make_dirs(&*self.env, parent, &self.dir) {
+        match self.make_dirs(parent) {
             Err(Error::Io { errno, .. }) if [libc::ENOTDIR, libc::EEXIST].contains(&errno) => {
                 self.make_way(lsn)?;
-                if make_dirs(&*self.env, parent, &self.dir).is_err() {
+                if self.make_dirs(parent).is_err() {
                     self.move_strangers(lsn, parent)?;
-                    make_dirs(&*self.env, parent, &self.dir)?;
+                    self.make_dirs(parent)?;
                 }
             }
             made => made?,
         }
         self.made.insert(parent.to_owned());
+        Ok(())
+    }
+
+    /// Makes a directory of the volume, and those above it. They are durable with the names in
+    /// them.
+    fn make_dirs(&mut self, dir: &Path) -> Result<()> {
+        let made = self.env.create_dirs(dir);
+        made.context(|| format!("making {}", dir.display()))?;
+        let above = dir.ancestors().skip(1);
+        let above = above.take_while(|d| d.starts_with(&self.dir));
+        self.unsynced.dirs.extend(above.map(Path::to_owned));
         Ok(())
     }
 
@@ -412,7 +444,7 @@ impl Area {
                 Err(e) => NotPlain::is(&e) || e.kind() == std::io::ErrorKind::PermissionDenied,
                 Ok(_) => true,
             };
-            let is_ours = self.files.values().any(|f| f.name == name);
+            let is_ours = self.files.find(name).is_some();
             if is_ours || at != path && !is_file {
                 continue;
             }
@@ -557,9 +589,9 @@ impl Area {
         }
     }
 
-    /// The sync point that ends with `lsn` is applied: its changes of names reach the
-    /// catalogue together. Until then the record is in the log, so that a crash in between
-    /// only repeats it.
+    /// The sync points that were begun are applied, the last of which ends with `lsn`: their
+    /// changes of names reach the catalogue together. Until then the records are in the log, so
+    /// that a crash in between only repeats them.
     pub fn end_sync_point(&mut self, lsn: u64) -> Result<()> {
         let dirty = std::mem::take(&mut self.names_dirty);
         let came = !std::mem::take(&mut self.outcome).is_empty();

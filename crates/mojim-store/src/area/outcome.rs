@@ -1,84 +1,81 @@
-//! What a sync point comes to in names.
+//! What sync points come to in names.
 //!
 //! Each change of names costs several syncs of the disk, and a program that makes and removes a
-//! file with every transaction (SQLite's journal) goes no faster than its nodes can apply. So a
-//! file that a sync point makes and removes is never made, and one that it makes and renames is
-//! made under its last name, all of them with one write of the catalogue. A sync point that
-//! renames a file that was there before is applied step by step instead (`names.rs`).
+//! file with every transaction (SQLite's journal) goes no faster than its nodes can apply. So sync
+//! points that wait together are applied as one: a file that they make and remove is never made,
+//! and one that they make and rename is made under its last name, all of them with one write of
+//! the catalogue. A sync point that renames a file that was there before is applied alone, step by
+//! step (`names.rs`).
 //!
 //! Invariants:
-//! - The catalogue says that the sync point was begun before the directory shows anything of it.
+//! - The catalogue says that the last of the sync points was begun before the directory shows
+//!   anything of them.
 //! - Files that were there go first, then names are given: a name that is free at the end is free
 //!   when it is given.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mojim_format::catalog::valid_file_name;
-use mojim_format::{CatalogEntry, Op, OpKind};
+use mojim_format::{Op, OpKind};
 
-/// What a sync point comes to.
+use super::entries::Entries;
+
+/// What sync points come to.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Files that it makes, with their last names.
+    /// Files that they make, with their last names.
     pub(super) made: BTreeMap<u32, String>,
-    /// Files that it makes and removes.
+    /// Files that they make and remove.
     pub(super) passing: BTreeSet<u32>,
-    /// Files that were there, and that it removes.
+    /// Files that were there, and that they remove, or whose names they give to others.
     pub(super) removed: BTreeSet<u32>,
 }
 
+/// An operation, with the number of its sync point among those that are applied together.
+pub type Numbered<'a> = (usize, Op, &'a [u8]);
+
 impl Outcome {
-    /// Whether it makes nothing, not even for a while.
+    /// Whether they make nothing, not even for a while.
     pub(super) fn is_empty(&self) -> bool {
         self.made.is_empty() && self.passing.is_empty()
     }
 
-    /// Of a sync point with these operations, where these files are there. `None` if it changes
-    /// no names, or is to be applied step by step.
-    pub(super) fn of<'a, I>(
-        files: &BTreeMap<u32, CatalogEntry>,
-        ops: impl Fn() -> I,
-    ) -> Option<Outcome>
+    /// Of sync points with these operations, where these files are there. `None` if they change
+    /// no names. An error: the number of the first one that cannot be applied with those before
+    /// it.
+    pub(super) fn of<'a, I>(files: &Entries, ops: impl Fn() -> I) -> Result<Option<Outcome>, usize>
     where
-        I: Iterator<Item = (Op, &'a [u8])>,
+        I: Iterator<Item = Numbered<'a>>,
     {
         let is_data = |op: &Op| matches!(op.kind, OpKind::Write | OpKind::Resize);
-        if ops().all(|(op, _)| is_data(&op)) {
-            return None;
-        }
+        let names = || ops().filter(|(_, op, _)| !is_data(op));
         // A crash may have left some of these in the catalogue.
-        let created = ops().filter(|(op, _)| op.kind == OpKind::Create);
-        let created: BTreeSet<u32> = created.map(|(op, _)| op.file).collect();
-        let by_steps = |op: &Op| match op.kind {
-            OpKind::Spill => true,
-            OpKind::Rename => !created.contains(&op.file),
-            _ => false,
-        };
-        if ops().any(|(op, _)| by_steps(&op)) {
-            return None;
-        }
-        // Only names that the sync point gives matter: a volume may have many others.
-        let names = ops().filter(|(op, _)| !is_data(op));
-        let given: BTreeSet<&str> = names.filter_map(|(_, payload)| name(payload)).collect();
-        let there = files.values().filter(|f| given.contains(&f.name[..]));
-        let there = there.filter(|f| !created.contains(&f.id));
-        let mut names = Names {
+        let created = names().filter(|(_, op, _)| op.kind == OpKind::Create);
+        let mut names_now = Names {
             outcome: Outcome::default(),
-            there: there.map(|f| (&f.name[..], f.id)).collect(),
+            there: files,
+            created: created.map(|(_, op, _)| op.file).collect(),
             made: HashMap::new(),
         };
-        let mut ops = ops().filter(|(op, _)| !is_data(op));
-        let all = ops.all(|(op, payload)| names.add(op.kind, op.file, payload));
-        all.then_some(names.outcome)
+        let mut any = false;
+        for (number, op, payload) in names() {
+            any = true;
+            if !names_now.add(op.kind, op.file, payload) {
+                return Err(number);
+            }
+        }
+        Ok(any.then_some(names_now.outcome))
     }
 }
 
-/// The names while a sync point is looked through.
+/// The names while sync points are looked through.
 struct Names<'a> {
     outcome: Outcome,
-    /// The files that were there, by name.
-    there: HashMap<&'a str, u32>,
-    /// The files that the sync point made, by name.
+    /// The files that were there, and maybe some of those that the sync points make.
+    there: &'a Entries,
+    /// The files that the sync points make.
+    created: BTreeSet<u32>,
+    /// Those that are made so far, by name.
     made: HashMap<String, u32>,
 }
 
@@ -89,7 +86,8 @@ impl Names<'_> {
         match (kind, name(payload)) {
             (OpKind::Create, Some(name)) => {
                 let again = all.made.contains_key(&id) || all.passing.contains(&id);
-                !again && !all.removed.contains(&id) && self.name(id, name)
+                let is_new = !again && !all.removed.contains(&id);
+                is_new && self.name(id, name)
             }
             (OpKind::Rename, Some(name)) => all.made.contains_key(&id) && self.name(id, name),
             (OpKind::Remove, _) => {
@@ -106,14 +104,13 @@ impl Names<'_> {
         }
     }
 
-    /// A file that the sync point makes has this name from here on; another one that it made
-    /// loses it, and is gone. False if one has it that was there.
+    /// A file that the sync points make has this name from here on. Another one that has it, made
+    /// by them or before, loses it, and is gone.
     fn name(&mut self, id: u32, name: &str) -> bool {
         let all = &mut self.outcome;
-        let there = self.there.get(name);
-        if there.is_some_and(|f| !all.removed.contains(f)) {
-            return false;
-        }
+        let there = self.there.holders(name).map(|f| f.id);
+        all.removed
+            .extend(there.filter(|id| !self.created.contains(id)));
         if let Some(before) = all.made.insert(id, name.to_owned()) {
             self.made.remove(&before);
         }

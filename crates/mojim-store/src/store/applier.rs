@@ -4,6 +4,7 @@
 //! points; both are only changed under the applier's lock.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use mojim_format::{Op, OpKind};
 
@@ -13,12 +14,13 @@ use crate::log::Log;
 pub(super) struct Applier {
     pub(super) cursors: Vec<u64>,
     pub(super) applied: u64,
-    /// The cursors at the last checkpoint.
-    pub(super) durable: Vec<u64>,
     /// Where the cursors were after some LSNs, ascending: a reader of the logs
     /// need not search for these places.
     pub(super) marks: VecDeque<(u64, Vec<u64>)>,
+    /// Another one when other files took the place of those that the records went to.
+    pub(super) life: Arc<()>,
     waiting: Waiting,
+    names: Names,
 }
 
 /// Pages of records behind the cursors, counted as far as `at`.
@@ -28,23 +30,53 @@ struct Waiting {
     pages: u64,
 }
 
+/// Changes of names of records behind the cursors, counted as far as `at`.
+#[derive(Default)]
+struct Names {
+    at: Vec<u64>,
+    count: usize,
+}
+
+/// Whether an operation changes names.
+pub(super) fn changes_names(op: &Op) -> bool {
+    !matches!(op.kind, OpKind::Write | OpKind::Resize)
+}
+
 /// Most of an applier's marks.
 pub(super) const MARKS: usize = 64;
 
 impl Applier {
     pub(super) fn at(cursors: Vec<u64>, applied: u64) -> Applier {
         Applier {
-            durable: cursors.clone(),
             cursors,
             applied,
             marks: VecDeque::new(),
+            life: Arc::default(),
             waiting: Waiting::default(),
+            names: Names::default(),
         }
     }
 
-    /// Positions in the logs changed: the waiting pages are counted anew.
+    /// Positions in the logs changed: what waits is counted anew.
     pub(super) fn recount(&mut self) {
         self.waiting = Waiting::default();
+        self.names = Names::default();
+    }
+
+    /// Counts the changes of names in records that were appended since the last call. Returns how
+    /// many wait.
+    pub(super) fn count_names(&mut self, logs: &[Log]) -> usize {
+        let n = &mut self.names;
+        if n.at.is_empty() {
+            n.at = self.cursors.clone();
+        }
+        for (log, at) in logs.iter().zip(&mut n.at) {
+            while let Some((r, _, next)) = log.record(*at) {
+                n.count += r.ops().filter(|(op, _)| changes_names(op)).count();
+                *at = next;
+            }
+        }
+        n.count
     }
 
     /// Counts the pages of records that were appended since the last call, until there

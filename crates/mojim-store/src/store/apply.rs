@@ -6,6 +6,7 @@
 //! A log is released only after a `sync` of the data area (unless the log is
 //! memory) and then a durable superblock that says so.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Weak};
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use mojim_format::{Op, OpKind};
 
-use super::applier::{Applier, MARKS};
+use super::applier::{Applier, MARKS, changes_names};
 use super::hold::MOST_CHANGED;
 use super::state::{Store, Watch, lock};
 use crate::area::{Area, MOST_IMAGE};
@@ -25,6 +26,16 @@ pub const AT_ONCE: usize = 8 << 20;
 
 /// A lack of room is not looked at again sooner.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Changes of names that may wait to be applied, about: as many as a node that takes over applies
+/// in a second or two.
+const MOST_WAITING: usize = 1 << 15;
+
+/// Fewest changes of names that do not wait for a pause.
+const LEAST_SOON: usize = 256;
+
+/// Changes of names that are applied together, about; more in a volume with many files.
+const MOST_NAMES: usize = 8192;
 
 /// Records that were kept in a log below the checkpoint are released once they
 /// take more than 1/`RELEASE` of the log.
@@ -41,39 +52,70 @@ pub struct Page {
     pub high: u64,
 }
 
-/// The operations of the sync point that begins at `at` of `log` and ends with LSN `end`.
-fn operations(log: &Log, at: u64, end: u64) -> impl Iterator<Item = (Op, &[u8])> {
-    let mut next = Some(at);
-    let records = std::iter::from_fn(move || {
-        let (r, _, behind) = log.record(next?)?;
-        next = (r.header.lsn < end).then_some(behind);
-        Some(r)
-    });
-    records.flat_map(|r| r.ops())
+/// A whole sync point in a lane's log.
+#[derive(Debug, Clone, Copy)]
+struct Point {
+    lane: usize,
+    /// Where it begins in the lane's log, and what follows it.
+    at: u64,
+    next: u64,
+    /// Epoch and LSN of its last record.
+    epoch: u64,
+    end: u64,
+    /// How many of its operations change names.
+    names: usize,
 }
 
-/// What the sync point that begins at `at` of `log` and ends with LSN `end`
-/// writes; `None` if it does anything else.
-fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
-    let ops = operations(log, at, end);
-    ops.map(|(op, payload)| {
-        let range = op.offset..op.offset + payload.len() as u64;
-        (op.kind == OpKind::Write).then_some((op.file, range))
-    })
-    .collect()
+impl Point {
+    fn bytes(&self) -> usize {
+        (self.next - self.at) as usize
+    }
+
+    /// Its operations.
+    fn ops(self, log: &Log) -> impl Iterator<Item = (Op, &[u8])> {
+        let mut next = Some(self.at);
+        let records = std::iter::from_fn(move || {
+            let (r, _, behind) = log.record(next?)?;
+            next = (r.header.lsn < self.end).then_some(behind);
+            Some(r)
+        });
+        records.flat_map(|r| r.ops())
+    }
+
+    /// What it writes; `None` if it does anything else.
+    fn written(self, log: &Log) -> Option<Vec<(u32, Range<u64>)>> {
+        self.ops(log)
+            .map(|(op, payload)| {
+                let range = op.offset..op.offset + payload.len() as u64;
+                (op.kind == OpKind::Write).then_some((op.file, range))
+            })
+            .collect()
+    }
+
+    /// Whether it can be applied together with others before it, which make the files
+    /// `created`; notes the files that it makes.
+    fn joins(self, log: &Log, created: &mut HashSet<u32>) -> bool {
+        self.ops(log).all(|(op, _)| match op.kind {
+            OpKind::Create => {
+                created.insert(op.file);
+                true
+            }
+            OpKind::Rename => created.contains(&op.file),
+            OpKind::Spill => false,
+            _ => true,
+        })
+    }
 }
 
-/// Adds what the sync point that begins at `at` of `log` and ends with LSN `end` writes to
-/// `changes`. False if the sync point has to wait for `watches`: it changes names or sizes,
-/// or one of them has no room to note its extents (each counts as one page).
+/// Adds what a sync point writes to `changes`. False if it has to wait for `watches`: it changes
+/// names or sizes, or one of them has no room to note its extents (each counts as one page).
 fn collect_changes(
     watches: &[Arc<Watch>],
     log: &Log,
-    at: u64,
-    end: u64,
+    point: Point,
     changes: &mut Vec<(u32, Range<u64>)>,
 ) -> bool {
-    let Some(written) = written(log, at, end) else {
+    let Some(written) = point.written(log) else {
         return false;
     };
     let more = changes.len() + written.len();
@@ -119,6 +161,7 @@ impl Store {
             }
         }
         self.live(Live::Applied).store(a.applied, SeqCst);
+        self.moved.store(self.env.now().as_nanos() as u64, Relaxed);
         self.advanced.notify();
         Ok(a.applied)
     }
@@ -136,20 +179,20 @@ impl Store {
         let watches = self.watches();
         let mut changes = Vec::new();
         while a.applied < limit && left > 0 && area.image_bytes() < MOST_IMAGE {
-            let Some((lane, at)) = self.find_next(a) else {
+            let Some(first) = self.point(&a.cursors, a.applied, limit) else {
                 break;
             };
-            let Some(end) = self.end_within(lane, at, limit) else {
-                break;
-            };
-            let log = &self.logs[lane];
-            if !watches.is_empty() && !collect_changes(&watches, log, at, end, &mut changes) {
+            let log = &self.logs[first.lane];
+            if !watches.is_empty() && !collect_changes(&watches, log, first, &mut changes) {
                 break;
             }
-            let next = self.apply_records(area, log, at, end, &mut left);
-            let ended = next.and_then(|next| area.end_sync_point(end).map(|()| next));
-            a.cursors[lane] = ended.map_err(|e| (end, e))?;
-            a.applied = end;
+            let points = self.together(a, first, limit, left, area);
+            let last = points.last().expect("the first is one of them").end;
+            let done = self.apply_points(area, &points, &mut left);
+            for point in &points[..done.map_err(|e| (last, e))?] {
+                a.cursors[point.lane] = point.next;
+                a.applied = point.end;
+            }
             a.recount();
         }
         // Most of what is applied is written here. Processes that read the data files learn the
@@ -209,51 +252,94 @@ impl Store {
         self.outlasts.store(true, Release);
     }
 
-    fn find_next(&self, a: &Applier) -> Option<(usize, u64)> {
-        let want = a.applied + 1;
-        self.logs.iter().enumerate().find_map(|(i, log)| {
-            let (r, at, _) = log.record(a.cursors[i])?;
-            (r.header.lsn == want).then_some((i, at))
-        })
-    }
-
-    /// The last LSN of the sync point that begins at `at` of a lane's log, if its last part
-    /// is there and at most `limit`. The parts are consecutive in the log.
-    fn end_within(&self, lane: usize, at: u64, limit: u64) -> Option<u64> {
-        let log = &self.logs[lane];
-        let mut at = at;
-        while let Some((r, _, next)) = log.record(at) {
+    /// The sync point behind LSN `applied`, if its last part is there and at most `limit`: `cursors`
+    /// say where to look. Its parts are consecutive in one log.
+    fn point(&self, cursors: &[u64], applied: u64, limit: u64) -> Option<Point> {
+        let (lane, at) = self.logs.iter().enumerate().find_map(|(lane, log)| {
+            let (r, at, _) = log.record(cursors[lane])?;
+            (r.header.lsn == applied + 1).then_some((lane, at))
+        })?;
+        let (mut next, mut names) = (at, 0);
+        while let Some((r, _, behind)) = self.logs[lane].record(next) {
+            names += r.ops().filter(|(op, _)| changes_names(op)).count();
+            next = behind;
             if r.header.end {
-                return Some(r.header.lsn).filter(|e| *e <= limit);
+                let (epoch, end) = (r.header.epoch, r.header.lsn);
+                let point = Point {
+                    lane,
+                    at,
+                    next,
+                    epoch,
+                    end,
+                    names,
+                };
+                return Some(point).filter(|p| p.end <= limit);
             }
-            at = next;
         }
         None
     }
 
-    /// Applies the records from `at` of `log` to the one with LSN `end`, subtracts their
-    /// bytes from `left`, and returns where the next record begins.
-    fn apply_records(
+    /// The sync points from `first` on that may be applied together, about `bytes` bytes at most.
+    /// Only `first`, unless it changes names: each of those changes costs syncs, which others
+    /// can share.
+    fn together(
         &self,
-        area: &mut Area,
-        log: &Log,
-        at: u64,
-        end: u64,
-        left: &mut usize,
-    ) -> Result<u64> {
-        let (first, ..) = log.record(at).expect("it was found");
-        area.begin_sync_point(first.header.epoch, end);
-        area.begin_names(end, || operations(log, at, end))?;
-        let mut at = at;
-        loop {
-            let (r, _, next) = log.record(at).expect("its end was seen");
-            *left = left.saturating_sub(r.header.len as usize);
-            area.apply(&r, &self.spec.meta)?;
-            at = next;
-            if r.header.lsn == end {
-                return Ok(at);
+        a: &Applier,
+        first: Point,
+        limit: u64,
+        bytes: usize,
+        area: &Area,
+    ) -> Vec<Point> {
+        let mut points = vec![first];
+        let mut created = HashSet::new();
+        let alone = first.names == 0 || !self.watches().is_empty();
+        if alone || !first.joins(&self.logs[first.lane], &mut created) {
+            return points;
+        }
+        // The catalogue is written for each run: the larger it is, the more go together.
+        let most = MOST_NAMES.max(area.count() / 8);
+        let mut cursors = a.cursors.clone();
+        let (mut taken, mut names, mut last) = (first.bytes(), first.names, first);
+        while taken < bytes && names < most {
+            cursors[last.lane] = last.next;
+            let Some(point) = self.point(&cursors, last.end, limit) else {
+                break;
+            };
+            if !point.joins(&self.logs[point.lane], &mut created) {
+                break;
+            }
+            points.push(point);
+            (taken, names, last) = (taken + point.bytes(), names + point.names, point);
+        }
+        points
+    }
+
+    /// Applies some of these sync points, from the first on, as one, and subtracts their bytes from
+    /// `left`. Returns how many.
+    fn apply_points(&self, area: &mut Area, points: &[Point], left: &mut usize) -> Result<usize> {
+        let ends: Vec<_> = points.iter().map(|p| (p.epoch, p.end)).collect();
+        let ops = |count: usize| {
+            let numbered = points[..count].iter().enumerate();
+            numbered.flat_map(|(number, point)| {
+                let ops = point.ops(&self.logs[point.lane]);
+                ops.map(move |(op, payload)| (number, op, payload))
+            })
+        };
+        let count = area.begin(&ends, ops)?;
+        for point in &points[..count] {
+            *left = left.saturating_sub(point.bytes());
+            let mut at = point.at;
+            while at < point.next {
+                let (r, _, next) = self.logs[point.lane].record(at).expect("it was found");
+                area.apply(&r, &self.spec.meta)?;
+                at = next;
+            }
+            if area.image_bytes() > MOST_IMAGE {
+                area.flush()?;
             }
         }
+        area.end_sync_point(points[count - 1].end)?;
+        Ok(count)
     }
 
     /// Applies everything up to `tail`, which is in the logs and committed.
@@ -382,28 +468,39 @@ impl Store {
 
     /// [`Store::checkpoint`], if `may` agrees to lose the log up to the applied LSN.
     /// Does nothing while a copy is read or a session begins. `may` is called while
-    /// no other thread can apply or freeze.
-    pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
+    /// no other thread can apply or freeze. While files are synced, others can.
+    pub fn checkpoint_if(&self, may: impl Fn(u64) -> bool) -> Result<()> {
         self.check()?;
-        let mut a = self.applier.lock();
-        if self.checkpointed() == a.applied || self.stands_still() || !may(a.applied) {
+        // What an earlier one has taken out to be synced is not durable before that one ends.
+        let _one = lock(&self.checkpointing);
+        let a = self.applier.lock();
+        let (applied, life) = (a.applied, a.life.clone());
+        if self.checkpointed() == applied || self.stands_still() || !may(applied) {
             return Ok(());
         }
         if lock(&self.area).is_torn() {
             return Ok(());
         }
-        if self.level.is_persistent() {
-            let synced = lock(&self.area).sync();
-            if let Err(e) = synced
-                && !self.mutations.ignore_failed_sync.is_on()
-            {
-                return self.fail(Err(e));
-            }
+        let cursors = a.cursors.clone();
+        let persists = self.level.is_persistent();
+        let begun = persists.then(|| lock(&self.area).begin_sync());
+        drop(a);
+        let synced = begun.transpose();
+        let synced = synced.and_then(|begun| begun.map_or(Ok(()), |s| s.run()));
+        if let Err(e) = synced
+            && !self.mutations.ignore_failed_sync.is_on()
+        {
+            return self.fail(Err(e));
         }
-        a.durable = a.cursors.clone();
-        let applied = a.applied;
-        let (starts, lost) = self.releasable(&a);
-        let lost = if starts == a.durable { applied } else { lost };
+        let a = self.applier.lock();
+        let is_replaced = !Arc::ptr_eq(&life, &a.life);
+        let is_torn = lock(&self.area).is_torn();
+        if is_replaced || is_torn || self.stands_still() || !may(applied) {
+            return Ok(());
+        }
+        lock(&self.durable).clone_from(&cursors);
+        let (starts, lost) = self.releasable(&cursors);
+        let lost = if starts == cursors { applied } else { lost };
         let durable = !self.mutations.release_early.is_on();
         self.write_superblock(
             |s| {
@@ -414,12 +511,18 @@ impl Store {
         )?;
         self.checkpoint.store(applied, Release);
         self.retained.store(lost, Release);
-        for (log, &start) in self.logs.iter().zip(&starts) {
-            log.release(start);
-        }
+        self.release(&starts);
         self.remove_released_spills();
         self.keep_reserve();
         Ok(())
+    }
+
+    /// Releases the logs up to these positions. The applier's lock is held.
+    fn release(&self, starts: &[u64]) {
+        let _durable = lock(&self.durable);
+        for (log, &start) in self.logs.iter().zip(starts) {
+            log.release(start);
+        }
     }
 
     /// Removes the spill files of released records only: a record that is kept for
@@ -430,12 +533,12 @@ impl Store {
     }
 
     /// Where each log may be released to, and the last LSN that is then released.
-    fn releasable(&self, a: &Applier) -> (Vec<u64>, u64) {
+    fn releasable(&self, durable: &[u64]) -> (Vec<u64>, u64) {
         let mut lost = self.retained.load(Acquire);
         let mut holds = lock(&self.holds);
         holds.retain(|h| h.strong_count() > 0);
         if holds.is_empty() || self.mutations.ignore_hold.is_on() {
-            return (a.durable.clone(), self.checkpointed());
+            return (durable.to_vec(), self.checkpointed());
         }
         let holds: Vec<(u64, bool)> = holds
             .iter()
@@ -443,7 +546,7 @@ impl Store {
             .map(|h| (h.lsn.load(Acquire), h.firm.load(Acquire)))
             .collect();
         let mut to = Vec::with_capacity(self.logs.len());
-        for (log, &durable) in self.logs.iter().zip(&a.durable) {
+        for (log, &durable) in self.logs.iter().zip(durable) {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at).filter(|(_, _, n)| *n <= durable) {
                 let lsn = r.header.lsn;
@@ -467,23 +570,22 @@ impl Store {
     /// [`Store::checkpoint_if`]. Returns whether it released them.
     pub fn release_held(&self, may: impl FnOnce(u64) -> bool) -> Result<bool> {
         self.check()?;
-        let a = self.applier.lock();
+        let _a = self.applier.lock();
+        let durable = lock(&self.durable).clone();
         let held = |to: &[u64]| {
             let mut logs = self.logs.iter().zip(to);
             logs.any(|(log, to)| to - log.start() > log.size() / RELEASE)
         };
-        if !held(&a.durable) || self.stands_still() || !may(self.checkpointed()) {
+        if !held(&durable) || self.stands_still() || !may(self.checkpointed()) {
             return Ok(false);
         }
-        let (starts, lost) = self.releasable(&a);
+        let (starts, lost) = self.releasable(&durable);
         if !held(&starts) {
             return Ok(false);
         }
         self.update(|s| s.starts = starts.clone())?;
         self.retained.fetch_max(lost, AcqRel);
-        for (log, &start) in self.logs.iter().zip(&starts) {
-            log.release(start);
-        }
+        self.release(&starts);
         self.remove_released_spills();
         Ok(true)
     }
@@ -491,14 +593,14 @@ impl Store {
     /// Whether a backup keeps lane `lane`'s log from having room: a copy is being read
     /// for it, or it lacks records that are in the log.
     pub fn is_kept(&self, lane: usize) -> bool {
-        let a = self.applier.lock();
+        let durable = lock(&self.durable)[lane];
         let log = &self.logs[lane];
         let firm = || {
             let holds = lock(&self.holds);
             let mut holds = holds.iter().filter_map(Weak::upgrade);
             holds.any(|h| h.firm.load(Acquire))
         };
-        let kept = a.durable[lane].saturating_sub(log.start());
+        let kept = durable.saturating_sub(log.start());
         let copied = self.paused.load(Acquire) || !self.watches().is_empty();
         copied || kept > log.size() / RELEASE && firm()
     }
@@ -506,6 +608,28 @@ impl Store {
     /// Whether the records that are not applied touch at least `pages` pages.
     pub fn has_waiting(&self, pages: u64) -> bool {
         self.applier.lock().count(&self.logs, pages) >= pages
+    }
+
+    /// Counts the changes of names that wait to be applied, of which [`Store::is_laden`] tells
+    /// from then on. Returns whether they are to be applied soon.
+    pub fn count_names(&self) -> bool {
+        let mut a = self.applier.lock();
+        let names = a.count_names(&self.logs);
+        // Nothing would be applied.
+        let stands = self.stands_still() || !self.watches().is_empty();
+        self.laden.store(names >= MOST_WAITING && !stands, Release);
+        if names < LEAST_SOON || stands {
+            return false;
+        }
+        // Each time the whole catalogue is written.
+        names >= (lock(&self.area).count() / 16).clamp(LEAST_SOON, MOST_NAMES / 2)
+    }
+
+    /// Whether so many changes of names wait to be applied that no more are to come: a node that
+    /// takes over applies all of them first.
+    #[inline]
+    pub fn is_laden(&self) -> bool {
+        self.laden.load(Relaxed)
     }
 
     /// Bytes of the records that are not applied.
@@ -517,10 +641,10 @@ impl Store {
 
     /// The largest part of any log that records above the checkpoint take, from 0 to 1.
     pub fn pressure(&self) -> f64 {
-        let a = self.applier.lock();
+        let durable = lock(&self.durable);
         self.logs
             .iter()
-            .zip(&a.durable)
+            .zip(&*durable)
             .map(|(l, d)| l.head().saturating_sub(*d) as f64 / l.size() as f64)
             .fold(0.0, f64::max)
     }

@@ -224,7 +224,7 @@ impl Store {
         let mut opened = self.fail(opened)?;
         opened.take_over(&self.open_files);
         *area = opened;
-        area.max_open = self.spec.max_open.min(self.env.most_open());
+        area.keep_most_open(self.spec.max_open.min(self.env.most_open()));
         drop(area);
         self.update(|s| s.state = State::Whole)?;
         *lock(&self.stage) = None;
@@ -262,9 +262,12 @@ impl Store {
         })?;
         *self.history.write().unwrap_or_else(|e| e.into_inner()) =
             Arc::new(History::from_entries(history).unwrap_or_default());
+        let mut durable = lock(&self.durable);
         for (log, &s) in self.logs.iter().zip(&starts) {
             log.release(s);
         }
+        durable.clone_from(&starts);
+        drop(durable);
         *a = Applier::at(starts, lsn);
         self.retained.store(lsn, Release);
         self.live(Live::Applied).store(lsn, SeqCst);

@@ -346,7 +346,7 @@ impl<'a> Opening<'a> {
             }
             Err(e) => return Err(e),
         };
-        area.max_open = spec.max_open.min(env.most_open());
+        area.keep_most_open(spec.max_open.min(env.most_open()));
         self.check_limit(&area)?;
         if self.in_memory && !self.was_clean && sb.state == State::Whole {
             // The checkpoints of a process that was killed synced nothing, and
@@ -383,6 +383,12 @@ impl<'a> Opening<'a> {
             max_file: area.max_file(),
             area: Mutex::new(area),
             applier: Gate::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
+            checkpointing: Mutex::new(()),
+            durable: Mutex::new(sb.starts.clone()),
+            moved: AtomicU64::new(self.env.now().as_nanos() as u64),
+            hurried: AtomicBool::new(false),
+            haste: Event::default(),
+            laden: AtomicBool::new(false),
             applied: AtomicU64::new(sb.checkpoint),
             advanced: Event::default(),
             rewritten: AtomicU64::new(0),
@@ -568,6 +574,7 @@ impl Store {
         }
         {
             let mut a = self.applier.lock();
+            lock(&self.durable).clone_from(&starts);
             *a = Applier::at(starts, a.applied);
         }
         for log in &self.logs {

@@ -4,8 +4,8 @@
 //! referred to by it are defined here too, so that none of these files imports `store.rs`.
 //!
 //! Invariants:
-//! - The applier's lock is taken before any other, and the data area's before the
-//!   superblock's. Who only reads takes it behind all who wait for it ([`Gate`]).
+//! - The lock of checkpoints is taken first, then the applier's, and the data area's before the
+//!   superblock's; `durable` last. Who only reads takes it behind all who wait for it ([`Gate`]).
 //! - `update` changes the superblock in memory only once the change is durable.
 //! - After the first failure (`fail`) every call that would make something durable
 //!   returns that error. So it does while what is committed finds no room in the data files,
@@ -109,6 +109,18 @@ pub struct Store {
     /// The most bytes that the file system allows for a data file.
     pub(super) max_file: u64,
     pub(super) applier: Gate<Applier>,
+    /// Held by whoever makes a checkpoint; taken before the applier's lock.
+    pub(super) checkpointing: Mutex<()>,
+    /// The logs' positions at the last checkpoint. Nothing is released while it is locked.
+    pub(super) durable: Mutex<Vec<u64>>,
+    /// Somebody waits until records are applied.
+    pub(super) hurried: AtomicBool,
+    /// Notified when somebody does.
+    pub(super) haste: Event,
+    /// When records were last applied, by [`Env::now`], in nanoseconds.
+    pub(super) moved: AtomicU64,
+    /// Too many changes of names wait to be applied.
+    pub(super) laden: AtomicBool,
     pub(super) applied: AtomicU64,
     /// Notified when more is applied, and when bytes were rewritten without a record.
     pub advanced: Event,
@@ -252,6 +264,28 @@ impl Store {
     /// No record above this LSN is in the data area, not even in part.
     pub fn shows(&self) -> u64 {
         self.applied().max(self.shown.load(Acquire))
+    }
+
+    /// Somebody waits for records to be applied: a lane for room, a request for the files. The
+    /// checkpoint's thread gives way to all others, so another one works meanwhile; never the
+    /// one that waits, which has a peer to answer.
+    pub fn hurry(&self) {
+        if !self.hurried.swap(true, SeqCst) {
+            self.haste.notify();
+        }
+    }
+
+    /// Waits until somebody is in a hurry, `is_over`, or for `timeout`. True if somebody was;
+    /// who still is then says so again.
+    pub fn await_hurry(&self, is_over: impl Fn() -> bool, timeout: Duration) -> bool {
+        let is_over = || self.hurried.load(SeqCst) || is_over();
+        self.haste.wait_unless(is_over, timeout);
+        self.hurried.swap(false, SeqCst)
+    }
+
+    /// When records were applied last, or the copy was opened.
+    pub fn last_applied(&self) -> Duration {
+        Duration::from_nanos(self.moved.load(Relaxed))
     }
 
     /// The LSN up to which the data area is durable.
