@@ -119,8 +119,14 @@ impl Fs {
         self.forget_room();
         let mut state = self.state();
         state.tree.applied(applied);
-        for f in state.files.values() {
-            lock(&f.bytes).overlay.applied(applied);
+        // Of those alone that have something: there may be a million others.
+        let is_applied = |(lsn, _): &(u64, Vec<u64>)| *lsn <= applied;
+        while state.unapplied.front().is_some_and(is_applied)
+            && let Some((_, files)) = state.unapplied.pop_front()
+        {
+            for f in files.iter().filter_map(|ino| state.files.get(ino)) {
+                lock(&f.bytes).overlay.applied(applied);
+            }
         }
     }
 
@@ -192,7 +198,8 @@ impl Fs {
                 continue;
             };
             before.push((*ino, node.attributes.clone()));
-            let set = |a: &mut Attributes| (a.modified, a.changed) = (at, a.changed.max(at));
+            let changed = b.written;
+            let set = |a: &mut Attributes| (a.modified, a.changed) = (at, a.changed.max(changed));
             let _ = state.tree.change(*ino, set);
         }
         before
@@ -206,7 +213,10 @@ impl Fs {
     ) {
         let lsn = batch.lsn();
         let mut blocks = 0;
+        let files = held.iter().map(|(ino, ..)| *ino).collect();
+        state.unapplied.push_back((lsn, files));
         for (ino, _, mut b) in held {
+            b.forget_blocks();
             blocks += b.overlay.blocks();
             self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
             // First: who reads it later finds its bytes here or in the data file.

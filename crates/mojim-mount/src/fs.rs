@@ -26,7 +26,7 @@ use crate::flags::Flags;
 use crate::lost::Lost;
 use crate::overlay::{BLOCK, Overlay};
 use crate::room::Room;
-use crate::tree::{Asker, NAMES, Renames, Tree};
+use crate::tree::{Asker, NAMES, Opened, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
 const MOST_EXTENTS: usize = 1 << 14;
@@ -34,6 +34,8 @@ const MOST_EXTENTS: usize = 1 << 14;
 const ZEROS: usize = 1 << 20;
 /// A file that is not created yet, even in the log.
 pub(crate) const NOT_YET: u64 = u64::MAX;
+/// Room that bytes take is counted in so many.
+const PAGE: u64 = 4096;
 /// Most data files that are kept open for reading.
 const MOST_BASES: usize = 128;
 
@@ -75,8 +77,13 @@ pub(crate) struct Bytes {
     base: Option<Arc<dyn File>>,
     /// The sync point that makes its data file: 0 if that was there, or [`NOT_YET`].
     pub(crate) created: u64,
-    /// When it was written to, since the last sync point.
+    /// Its time of modification, if it was written to since the last sync point: that of the last write,
+    /// or what a program has set since.
     pub(crate) modified: Option<Time>,
+    /// When it was written to last.
+    pub(crate) written: Time,
+    /// Blocks of its data file, if nothing is to be applied to it.
+    allocated: Option<u64>,
 }
 
 pub(crate) struct State {
@@ -86,6 +93,8 @@ pub(crate) struct State {
     pub(crate) fresh: HashMap<u64, Arc<FileBytes>>,
     /// The last batch that was begun.
     pub(crate) last: Option<Batch>,
+    /// Sync points that may not be applied yet, and the files of whose bytes they have some.
+    pub(crate) unapplied: VecDeque<(u64, Vec<u64>)>,
 }
 
 /// A node as programs see it.
@@ -93,6 +102,8 @@ pub(crate) struct Seen {
     pub(crate) ino: u64,
     pub(crate) attributes: Attributes,
     pub(crate) size: u64,
+    /// Blocks of 512 bytes that it takes, about.
+    pub(crate) blocks: u64,
     pub(crate) links: u32,
 }
 
@@ -226,6 +237,7 @@ impl Fs {
                 files,
                 fresh: HashMap::new(),
                 last: None,
+                unapplied: VecDeque::new(),
             }),
             dirty: Mutex::default(),
             bases: Mutex::default(),
@@ -272,6 +284,7 @@ impl Fs {
         state.files.clear();
         state.fresh.clear();
         state.last = None;
+        state.unapplied.clear();
     }
 
     /// As [`Fs::state`], for a change.
@@ -317,11 +330,49 @@ impl Fs {
     pub(crate) fn lookup(&self, parent: u64, name: &[u8]) -> Result<Seen> {
         let state = self.state();
         let ino = state.tree.lookup(parent, name)?;
-        state.seen(ino)
+        self.whole(state, ino)
     }
 
     pub(crate) fn seen(&self, ino: u64) -> Result<Seen> {
-        self.state().seen(ino)
+        self.whole(self.state(), ino)
+    }
+
+    /// What a node is seen as, with the blocks of its file: a disk may be asked for them, so without
+    /// the lock.
+    fn whole(&self, state: MutexGuard<'_, State>, ino: u64) -> Result<Seen> {
+        let (mut seen, file) = (state.seen(ino)?, state.files.get(&ino).cloned());
+        drop(state);
+        if let Some(file) = file {
+            seen.blocks = self.blocks(&file);
+        }
+        Ok(seen)
+    }
+
+    /// Blocks of 512 bytes that a file takes, about: of its data file, and of what is not in it. A file
+    /// with bytes has some always: programs take one without for a hole, and a mapping may have
+    /// bytes that are not here yet.
+    fn blocks(&self, file: &FileBytes) -> u64 {
+        let b = &mut *lock(&file.bytes);
+        let size = b.overlay.size();
+        let most = size.div_ceil(PAGE) * PAGE / 512;
+        let applied = self.volume.applied();
+        b.overlay.applied(applied);
+        let there = match b.allocated {
+            _ if size == 0 || b.created > applied => 0,
+            Some(there) => there,
+            None => {
+                let base = b.base.clone();
+                let base = base.or_else(|| self.volume.data_file(file.number).ok());
+                let stat = base.and_then(|f| rustix::fs::fstat(f.fd()?).ok());
+                let Some(stat) = stat else {
+                    return most;
+                };
+                b.allocated = (!b.overlay.is_begun()).then_some(stat.st_blocks as u64);
+                stat.st_blocks as u64
+            }
+        };
+        let here = b.overlay.pages(PAGE) * PAGE / 512;
+        (there + here).max(PAGE / 512).min(most)
     }
 
     pub(crate) fn target(&self, ino: u64) -> Result<Vec<u8>> {
@@ -338,7 +389,7 @@ impl Fs {
         name: &[u8],
         mode: u32,
         asker: Asker,
-        open: bool,
+        open: Option<Opened>,
     ) -> Result<Seen> {
         let need = self.take_name(parent, name, 0, 1)?;
         let mut state = self.to_change()?;
@@ -347,8 +398,8 @@ impl Fs {
             .tree
             .make(parent, name, Kind::File(number), mode, asker)?;
         self.room.named(need);
-        if open {
-            state.tree.open(ino)?;
+        if let Some(how) = open {
+            state.tree.open(ino, how)?;
         }
         let file = Arc::new(FileBytes::new(number, 0, NOT_YET));
         state.fresh.insert(ino, file.clone());
@@ -382,7 +433,7 @@ impl Fs {
         let mut state = self.to_change()?;
         state.tree.link_to(ino, parent, name, now())?;
         self.room.named(need);
-        state.seen(ino)
+        self.whole(state, ino)
     }
 
     pub(crate) fn unlink(&self, parent: u64, name: &[u8]) -> Result<()> {
@@ -421,13 +472,13 @@ impl Fs {
         }
     }
 
-    pub(crate) fn open_file(&self, ino: u64) -> Result<()> {
-        self.state().tree.open(ino)
+    pub(crate) fn open_file(&self, ino: u64, how: Opened) -> Result<()> {
+        self.state().tree.open(ino, how)
     }
 
-    pub(crate) fn close(&self, ino: u64) {
+    pub(crate) fn close(&self, ino: u64, how: Opened) {
         let mut state = self.state();
-        if state.tree.close(ino) {
+        if state.tree.close(ino, how) {
             self.forget_gone(&mut state, ino);
         } else if state.tree.node(ino).is_ok_and(|n| n.opens == 0) {
             self.lost.forget(ino);
@@ -617,6 +668,7 @@ impl Fs {
 
     /// Changes a file's bytes, which the caller has locked.
     fn count(&self, ino: u64, b: &mut Bytes, now: Time, change: impl FnOnce(&mut Overlay)) {
+        b.written = now;
         if b.modified.replace(now).is_none() {
             lock(&self.dirty).insert(ino);
         }
@@ -667,7 +719,7 @@ impl Fs {
             // It stays among the dirty ones.
             b.modified = b.modified.and(want.modified);
         }
-        state.seen(ino)
+        self.whole(state, ino)
     }
 
     /// Sets the size of a file, if `of` the present one says so.
@@ -740,14 +792,31 @@ impl Fs {
         Ok(here.into_iter().chain(data).min_by_key(|r| r.start))
     }
 
-    /// `SEEK_DATA` and `SEEK_HOLE`: a file is data up to its end.
+    /// `SEEK_DATA` and `SEEK_HOLE`. While a program has the file open to write, all of it is data:
+    /// there may be a mapping, with bytes that the kernel has not written back.
     pub(crate) fn seek(&self, ino: u64, offset: u64, hole: bool) -> Result<u64> {
-        let size = lock(&self.file(ino)?.bytes).overlay.size();
-        match offset < size {
-            true if hole => Ok(size),
-            true => Ok(offset),
-            false => Err(Errno::NXIO),
+        let state = self.state();
+        let (file, writes) = (state.file(ino)?, state.tree.node(ino)?.writers > 0);
+        drop(state);
+        let size = lock(&file.bytes).overlay.size();
+        if offset >= size {
+            return Err(Errno::NXIO);
         }
+        let next = |at| match writes {
+            true => Ok(Some(at..size)),
+            false => self.next_written(&file, at),
+        };
+        if !hole {
+            let data = next(offset)?.filter(|r| r.start < size);
+            return data.map(|r| r.start).ok_or(Errno::NXIO);
+        }
+        let mut at = offset;
+        while at < size
+            && let Some(data) = next(at)?.filter(|r| r.start <= at)
+        {
+            at = data.end;
+        }
+        Ok(at.min(size))
     }
 
     pub(crate) fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
@@ -819,11 +888,20 @@ impl FileBytes {
             base: None,
             created,
             modified: None,
+            written: (i64::MIN, 0),
+            allocated: None,
         };
         FileBytes {
             number,
             bytes: Mutex::new(bytes),
         }
+    }
+}
+
+impl Bytes {
+    /// Something is to be applied to its data file.
+    pub(crate) fn forget_blocks(&mut self) {
+        self.allocated = None;
     }
 }
 
@@ -850,13 +928,14 @@ impl State {
             size = b.overlay.size();
             if let Some(at) = b.modified {
                 attributes.modified = at;
-                attributes.changed = attributes.changed.max(at);
+                attributes.changed = attributes.changed.max(b.written);
             }
         }
         Ok(Seen {
             ino,
             attributes,
             size,
+            blocks: size.div_ceil(512),
             links: Tree::links(node),
         })
     }

@@ -29,7 +29,7 @@ use crate::beside::Beside;
 use crate::cells::{Kind, Time};
 use crate::fs::{Entry, Fs, Result, Seen, Wanted, Writing, now, time_of};
 use crate::later::{WOULD_WAIT, at_once};
-use crate::tree::{Asker, Renames};
+use crate::tree::{Asker, Opened, Renames};
 
 /// How long the kernel may keep what it was told.
 const ALWAYS: Duration = Duration::from_secs(3600 * 24 * 365);
@@ -83,7 +83,7 @@ pub(crate) fn attr(s: &Seen) -> FileAttr {
     FileAttr {
         ino: INodeNo(s.ino),
         size: s.size,
-        blocks: s.size.div_ceil(512),
+        blocks: s.blocks,
         atime: system(a.accessed),
         mtime: system(a.modified),
         ctime: system(a.changed),
@@ -99,6 +99,18 @@ pub(crate) fn attr(s: &Seen) -> FileAttr {
         },
         blksize: 4096,
         flags: 0,
+    }
+}
+
+/// The handle of a file that was opened so.
+fn handle(flags: i32) -> FileHandle {
+    FileHandle((flags & libc::O_ACCMODE != libc::O_RDONLY).into())
+}
+
+fn opened(handle: FileHandle) -> Opened {
+    match handle {
+        FileHandle(0) => Opened::Reads,
+        _ => Opened::Writes,
     }
 }
 
@@ -353,7 +365,7 @@ impl Filesystem for Server {
         let (name, asker) = (name.as_bytes().to_vec(), asker(req));
         let bits = mode & !umask;
         let call = move |fs: &Fs| match mode & libc::S_IFMT {
-            libc::S_IFREG | 0 => fs.make_file(parent.0, &name, bits, asker, false),
+            libc::S_IFREG | 0 => fs.make_file(parent.0, &name, bits, asker, None),
             kind => fs.make(parent.0, &name, Kind::Special(kind, rdev), bits, asker),
         };
         self.when_room(req, call, |fs, done| entry(fs, reply, done));
@@ -433,8 +445,9 @@ impl Filesystem for Server {
         self.when_room(req, call, |fs, done| entry(fs, reply, done));
     }
 
-    fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.fs(req).open_file(ino.0) {
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let handle = handle(flags.0);
+        match self.fs(req).open_file(ino.0, opened(handle)) {
             Ok(()) => {
                 // Every opening of a file has its cached pages, coherent whatever way bytes go:
                 // FOPEN_DIRECT_IO and FOPEN_PASSTHROUGH beside cached openings are not. They stay from
@@ -443,7 +456,7 @@ impl Filesystem for Server {
                     true => FopenFlags::empty(),
                     false => FopenFlags::FOPEN_KEEP_CACHE,
                 };
-                reply.opened(FileHandle(0), keeps);
+                reply.opened(handle, keeps);
             }
             Err(e) => reply.error(no(e)),
         }
@@ -456,17 +469,19 @@ impl Filesystem for Server {
         name: &OsStr,
         mode: u32,
         umask: u32,
-        _flags: i32,
+        flags: i32,
         reply: ReplyCreate,
     ) {
         let (name, asker) = (name.as_bytes().to_vec(), asker(req));
-        let call = move |fs: &Fs| fs.make_file(parent.0, &name, mode & !umask, asker, true);
-        self.when_room(req, call, |fs, done| match done {
+        let (handle, bits) = (handle(flags), mode & !umask);
+        let how = Some(opened(handle));
+        let call = move |fs: &Fs| fs.make_file(parent.0, &name, bits, asker, how);
+        self.when_room(req, call, move |fs, done| match done {
             Ok(s) => {
                 fs.tell(s.ino);
                 // Nothing of a new file is cached.
                 let kept = FopenFlags::FOPEN_KEEP_CACHE;
-                reply.created(&ALWAYS, &attr(&s), Generation(0), FileHandle(0), kept);
+                reply.created(&ALWAYS, &attr(&s), Generation(0), handle, kept);
             }
             Err(e) => reply.error(no(e)),
         });
@@ -546,13 +561,13 @@ impl Filesystem for Server {
         &self,
         req: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.fs(req).close(ino.0);
+        self.fs(req).close(ino.0, opened(fh));
         reply.ok();
     }
 

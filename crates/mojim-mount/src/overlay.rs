@@ -108,6 +108,17 @@ impl Overlay {
             .extend(range.start / BLOCK..=(range.end - 1) / BLOCK);
     }
 
+    /// Whether something was begun and may not be applied.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.oldest != u64::MAX
+    }
+
+    /// Pages of so many bytes that extents touch, about.
+    pub(crate) fn pages(&self, page: u64) -> u64 {
+        let of = |(at, e): (&u64, &Extent)| (at + e.bytes.len() as u64).div_ceil(page) - at / page;
+        self.extents.iter().map(of).sum()
+    }
+
     /// Whether there is anything to commit.
     pub(crate) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() || self.size != self.begun_size || self.low < self.begun_size

@@ -159,6 +159,7 @@ impl Shown {
             ino: self.outer.get(&node.ino).copied().unwrap_or(node.ino),
             attributes: node.attributes.clone(),
             size,
+            blocks: size.div_ceil(512),
             links: Tree::links(node),
         }
     }

@@ -53,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) names: Vec<(u64, Vec<u8>)>,
     xattrs: BTreeMap<Vec<u8>, (Vec<u8>, Place)>,
     pub(crate) opens: u32,
+    /// Openings to write.
+    pub(crate) writers: u32,
     /// How often the kernel was told of it, and has not forgotten it.
     told: u64,
     /// Directories among the children.
@@ -91,6 +93,13 @@ pub(crate) struct Asker {
     pub(crate) now: Time,
 }
 
+/// What a program opened a file for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opened {
+    Reads,
+    Writes,
+}
+
 /// How a name may be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Renames {
@@ -102,6 +111,8 @@ pub(crate) enum Renames {
 #[derive(Debug)]
 pub(crate) struct Tree {
     nodes: HashMap<u64, Node>,
+    /// Nodes that are open.
+    opened: usize,
     next: u64,
     places: Places,
     /// The file of names, and its number.
@@ -146,6 +157,7 @@ impl Tree {
         };
         let mut tree = Tree {
             nodes: HashMap::new(),
+            opened: 0,
             next: ROOT + 1,
             places,
             names: Overlay::new(names.map_or(0, |(_, b)| b.len() as u64)),
@@ -373,6 +385,8 @@ impl Tree {
     /// Number of names; a directory counts itself and its directories too.
     pub(crate) fn links(node: &Node) -> u32 {
         match node.is_dir() {
+            // Removed, and still in use.
+            true if node.names.is_empty() && node.ino != ROOT => 0,
             true => 2 + node.dirs,
             false => node.names.len() as u32,
         }
@@ -416,6 +430,7 @@ impl Tree {
     /// There are no nodes any more.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
+        self.opened = 0;
         self.numbers.clear();
         self.was.clear();
         self.touched.clear();
@@ -424,7 +439,7 @@ impl Tree {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.nodes.values().any(|n| n.opens > 0)
+        self.opened > 0
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node> {
@@ -738,11 +753,13 @@ impl Tree {
     }
 
     /// An open file has one opening less. True if the node is gone.
-    pub(crate) fn close(&mut self, ino: u64) -> bool {
+    pub(crate) fn close(&mut self, ino: u64, how: Opened) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else {
             return false;
         };
+        self.opened -= usize::from(node.opens == 1);
         node.opens = node.opens.saturating_sub(1);
+        node.writers = node.writers.saturating_sub((how == Opened::Writes).into());
         self.drop_if_unused(ino);
         !self.nodes.contains_key(&ino)
     }
@@ -762,9 +779,11 @@ impl Tree {
         !self.nodes.contains_key(&ino)
     }
 
-    pub(crate) fn open(&mut self, ino: u64) -> Result<()> {
+    pub(crate) fn open(&mut self, ino: u64, how: Opened) -> Result<()> {
         let node = self.nodes.get_mut(&ino).ok_or(Errno::STALE)?;
+        self.opened += usize::from(node.opens == 0);
         node.opens += 1;
+        node.writers += u32::from(how == Opened::Writes);
         Ok(())
     }
 
@@ -846,6 +865,7 @@ impl Tree {
             names: Vec::new(),
             xattrs: BTreeMap::new(),
             opens: 0,
+            writers: 0,
             told: 0,
             dirs: 0,
         };
