@@ -46,6 +46,8 @@ fn all_goes_on(c: &Cluster, m: Mount, f: &File) {
     f.sync_all().unwrap();
     await_that("room", || f.write_all_at(&[1; 1 << 20], 0).ok());
     f.sync_all().unwrap();
+    // Else the mirror still applies, and the next mount finds it silent.
+    c.assert_equal();
     m.kill();
     let m = Mount::new(c, "a", &[]);
     assert_eq!(fs::metadata(m.at.join("f")).unwrap().len(), 1 << 20);
@@ -395,6 +397,8 @@ fn disks_that_fill_at_random_stop_nothing_for_good() {
     assert!(refused > 0, "no disk was full");
     // What was committed is there after a kill, on both nodes.
     let said = m.process.errors();
+    // Else the mirror may still apply, and the next mount finds it silent.
+    c.assert_equal();
     m.kill();
     let m = Mount::new(&c, "a", &[]);
     all.iter().for_each(|f| f.check().unwrap());
