@@ -32,6 +32,7 @@ enum Word {
     CacheLoss(CacheLoss),
     Blocks(Blocks),
     Plug(Plug),
+    Pressure(Pressure),
     Cluster(Cluster),
     Node(Node),
     Program(Program),
@@ -235,6 +236,20 @@ struct Plug {
     kernel: PathBuf,
 }
 
+/// Runs a program in a machine in QEMU that has less memory than the program stores, and pulls
+/// its plug.
+#[derive(Args)]
+struct Pressure {
+    #[command(flatten)]
+    rung: Rung,
+    /// States of mojim.
+    #[arg(long, default_value_t = 40)]
+    rounds: u64,
+    /// An unpacked package of a kernel with its modules; scripts/guest-kernel 6.12 fetches one.
+    #[arg(long, default_value = plug::pressure::KERNEL)]
+    kernel: PathBuf,
+}
+
 #[derive(Args)]
 struct Rung {
     /// Which subject; all of them without.
@@ -308,6 +323,11 @@ fn run(word: &Word) -> Result<()> {
             let told: Vec<_> = reports.iter().map(|r| p.rung.tell(r)).collect();
             told.into_iter().collect()
         }
+        Word::Pressure(p) => p.rung.tell(&plug::pressure::run(&plug::pressure::Options {
+            exe: &std::env::current_exe()?,
+            extent: p.rung.extent(p.rounds),
+            kernel: &p.kernel,
+        })?),
         Word::Work(w) => {
             let acks = Acks::open(&w.acks)?;
             work(w.at.subject, &w.at.place(), w.at.seed, w.steps, &acks)

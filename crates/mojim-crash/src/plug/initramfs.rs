@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::guest::MODULES;
+use super::boot::MODULES;
 use crate::Result;
 
 /// In the order of loading. A module that is built into the kernel has no file.

@@ -39,24 +39,18 @@ impl Images {
 
     /// Makes both, with empty file systems.
     pub(super) fn make(&self) -> Result<()> {
-        for (path, at) in [(&self.disk, 0), (&self.nvdimm, NVDIMM_FS_AT)] {
-            File::create(path)?.set_len(at + FS_LEN)?;
-            let out = Command::new("mkfs.ext4")
-                // DAX needs blocks of one page. All tables are written at once.
-                .args(["-q", "-F", "-b", "4096", "-E"])
-                .arg(format!(
-                    "offset={at},lazy_itable_init=0,lazy_journal_init=0"
-                ))
-                .arg(path)
-                .arg(format!("{}k", FS_LEN >> 10))
-                .env("PATH", path_with_sbin())
-                .output()
-                .map_err(|e| format!("mkfs.ext4: {e}"))?;
-            if !out.status.success() {
-                return Err(format!("mkfs.ext4: {}", String::from_utf8_lossy(&out.stderr)).into());
-            }
+        make_ext4(&self.disk, 0, FS_LEN)?;
+        make_ext4(&self.nvdimm, NVDIMM_FS_AT, FS_LEN)
+    }
+
+    /// A machine with both.
+    pub(super) fn hardware(&self) -> Hardware<'_> {
+        Hardware {
+            memory: "192,slots=2,maxmem=1G",
+            disks: vec![(&self.disk, "cache=writeback,throttling.iops-total=400")],
+            nvdimm: Some(&self.nvdimm),
+            says: "",
         }
-        Ok(())
     }
 
     /// Makes both as copies of others.
@@ -64,6 +58,37 @@ impl Images {
         std::fs::copy(&others.disk, &self.disk)?;
         std::fs::copy(&others.nvdimm, &self.nvdimm)?;
         Ok(())
+    }
+}
+
+/// What a machine is made of.
+pub(super) struct Hardware<'a> {
+    /// Its memory, in MiB, and what else `-m` takes.
+    pub(super) memory: &'a str,
+    /// Its virtio disks, with what else `-drive` takes.
+    pub(super) disks: Vec<(&'a Path, &'a str)>,
+    pub(super) nvdimm: Option<&'a Path>,
+    /// What else its kernel is told.
+    pub(super) says: &'a str,
+}
+
+/// Makes a file with an empty file system of `len` bytes from `at` on.
+pub(super) fn make_ext4(path: &Path, at: u64, len: u64) -> Result<()> {
+    File::create(path)?.set_len(at + len)?;
+    let out = Command::new("mkfs.ext4")
+        // DAX needs blocks of one page. All tables are written at once.
+        .args(["-q", "-F", "-b", "4096", "-E"])
+        .arg(format!(
+            "offset={at},lazy_itable_init=0,lazy_journal_init=0"
+        ))
+        .arg(path)
+        .arg(format!("{}k", len >> 10))
+        .env("PATH", path_with_sbin())
+        .output()
+        .map_err(|e| format!("mkfs.ext4: {e}"))?;
+    match out.status.success() {
+        true => Ok(()),
+        false => Err(format!("mkfs.ext4: {}", String::from_utf8_lossy(&out.stderr)).into()),
     }
 }
 
@@ -94,11 +119,11 @@ pub(super) enum Start<'a> {
 
 /// The command line of the emulator. The console goes to `dir`; `monitor` is the
 /// descriptor of its control connection.
-fn command(dir: &Path, images: &Images, start: &Start, monitor: RawFd) -> Command {
+fn command(dir: &Path, hardware: &Hardware, start: &Start, monitor: RawFd) -> Command {
     let mut command = Command::new(QEMU);
     command
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults"])
-        .args(["-M", "q35,nvdimm=on", "-m", "192,slots=2,maxmem=1G"])
+        .args(["-M", "q35,nvdimm=on", "-m", hardware.memory])
         .args(["-display", "none", "-no-reboot"])
         .arg("-chardev")
         .arg(format!(
@@ -108,28 +133,33 @@ fn command(dir: &Path, images: &Images, start: &Start, monitor: RawFd) -> Comman
         .args(["-serial", "chardev:console", "-serial", "stdio"])
         .arg("-chardev")
         .arg(format!("socket,id=monitor,fd={monitor}"))
-        .args(["-mon", "chardev=monitor,mode=control"])
-        .arg("-drive")
-        .arg(format!(
-            "file={},format=raw,if=virtio,cache=writeback,throttling.iops-total=400",
-            images.disk.display()
-        ))
-        .arg("-object")
-        .arg(format!(
-            "memory-backend-file,id=nv,share=on,mem-path={},size={NVDIMM_LEN}",
-            images.nvdimm.display()
-        ))
-        .args(["-device", "nvdimm,memdev=nv,id=nv0"]);
+        .args(["-mon", "chardev=monitor,mode=control"]);
+    for (disk, how) in &hardware.disks {
+        let disk = disk.display();
+        command
+            .arg("-drive")
+            .arg(format!("file={disk},format=raw,if=virtio,{how}"));
+    }
+    if let Some(nvdimm) = hardware.nvdimm {
+        command
+            .arg("-object")
+            .arg(format!(
+                "memory-backend-file,id=nv,share=on,mem-path={},size={NVDIMM_LEN}",
+                nvdimm.display()
+            ))
+            .args(["-device", "nvdimm,memdev=nv,id=nv0"]);
+    }
     match start {
         Start::Boot { image, initramfs } => command
             .arg("-kernel")
             .arg(image)
             .arg("-initrd")
             .arg(initramfs)
-            .args([
-                "-append",
-                "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
-            ]),
+            .arg("-append")
+            .arg(format!(
+                "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check {}",
+                hardware.says
+            )),
         Start::Saved(_) => command.args(["-incoming", "defer"]),
     };
     command
@@ -146,10 +176,10 @@ pub(super) struct Machine {
 
 impl Machine {
     /// Starts a machine; its console goes to `dir`.
-    pub(super) fn start(dir: &Path, images: &Images, start: &Start) -> Result<Machine> {
+    pub(super) fn start(dir: &Path, hardware: &Hardware, start: &Start) -> Result<Machine> {
         let (monitor, theirs) = UnixStream::pair()?;
         let theirs_fd = theirs.as_raw_fd();
-        let mut command = command(dir, images, start, theirs_fd);
+        let mut command = command(dir, hardware, start, theirs_fd);
         // SAFETY: between fork and exec it only makes two system calls, on a
         // descriptor that is open until `spawn` has returned.
         unsafe {

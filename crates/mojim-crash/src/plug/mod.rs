@@ -11,10 +11,16 @@
 //! disk had accepted stays, flushed or not, and an emulated processor has no caches;
 //! block history and the shadow image cover these.
 
+mod boot;
 mod guest;
 mod initramfs;
 mod machine;
 mod medium;
+mod order;
+mod pages;
+mod pressed;
+pub mod pressure;
+mod scratch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -27,10 +33,11 @@ use crate::Result;
 use crate::report::{Extent, Report, Row};
 use crate::subject::Kind;
 pub use medium::Medium;
+use scratch::Scratch;
 
-use guest::Order;
 use initramfs::Kernel;
 use machine::{Images, Machine, Start};
+use order::Order;
 
 /// The default place of a kernel: `scripts/guest-kernel` puts it there.
 pub const KERNEL: &str = "target/guest-kernel";
@@ -52,7 +59,7 @@ pub struct Options<'a> {
 /// Runs a guest's life and never returns, if this is the first process of such a machine.
 pub fn be_guest() {
     // In a container this may be the first process, too.
-    if std::process::id() == 1 && Path::new(guest::MODULES).is_dir() {
+    if std::process::id() == 1 && Path::new(boot::MODULES).is_dir() {
         guest::main();
     }
 }
@@ -64,29 +71,6 @@ pub fn missing(kernel: &Path) -> Option<String> {
         return Some(format!("{}: {e}", machine::QEMU));
     }
     Kernel::find(kernel).err().map(|e| e.to_string())
-}
-
-/// A directory that is removed when this is dropped.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    /// A new directory, in memory if possible.
-    fn new(name: &str) -> Result<Scratch> {
-        let shm = Path::new("/dev/shm");
-        let at = match shm.is_dir() {
-            true => shm.to_path_buf(),
-            false => std::env::temp_dir(),
-        };
-        let dir = at.join(format!("mojim-plug-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir)?;
-        Ok(Scratch(dir))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A saved machine that has booted and waits for its order, and its images.
@@ -110,7 +94,7 @@ impl Bench {
             image,
             initramfs: &initramfs,
         };
-        let mut machine = Machine::start(&dir.0, &images, &start)?;
+        let mut machine = Machine::start(&dir.0, &images.hardware(), &start)?;
         machine.expect("ready")?;
         let state = dir.0.join("state");
         machine.save(&state)?;
@@ -182,7 +166,7 @@ impl Chain<'_> {
         for life in 0..=self.count {
             let moment = (life < self.count).then(|| Moment::draw(&mut rng));
             let start = Start::Saved(&self.bench.state);
-            let mut machine = Machine::start(self.dir, &images, &start)?;
+            let mut machine = Machine::start(self.dir, &images.hardware(), &start)?;
             let order = Order {
                 kind: self.kind,
                 medium: self.medium,
