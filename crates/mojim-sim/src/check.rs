@@ -49,6 +49,8 @@ struct Copy {
     told: Option<u64>,
     /// What the log told that was damaged last, whether the copy was replaced since or not.
     knew: u64,
+    /// It was put back as of an earlier time, and has not begun an epoch since.
+    earlier: bool,
     /// Another node has replaced it: how many points there were then.
     gone: Option<usize>,
 }
@@ -263,6 +265,7 @@ impl Checker {
         c.mixed = 0;
         c.compared = None;
         c.told = None;
+        c.earlier = false;
     }
 
     /// Node `n`'s process ended. It may have been applying up to `limit`; `had` is what
@@ -312,9 +315,34 @@ impl Checker {
         self.lower()
     }
 
+    /// Node `n` lost its power, and has now what it had at `p`, which is of an earlier time.
+    /// A node that runs knows that everything up to LSN `known` was acknowledged.
+    pub fn put_back(&mut self, n: usize, p: usize, known: u64) -> Checked {
+        let applied = self.points.common(self.copies[n].applied, p);
+        self.mix(n, p);
+        let c = &mut self.copies[n];
+        c.hold = Hold {
+            kill: Some(p),
+            power: Some(p),
+        };
+        c.applied = applied;
+        c.compared = None;
+        c.told = None;
+        c.earlier = true;
+        c.failures += 1;
+        let before = self.floor;
+        self.lower()?;
+        let known = self.points.before(before, known);
+        let had = self.lost.map_or(0, |l| self.points[l].last);
+        if !self.points.is_within(known, self.floor) && self.points[known].last > had {
+            self.lost = Some(known);
+        }
+        Ok(())
+    }
+
     /// Whether node `n`'s log is damaged, and the node has not yet got back what it held.
     pub fn is_damaged(&self, n: usize) -> bool {
-        self.copies[n].told.is_some()
+        self.copies[n].told.is_some() || self.copies[n].earlier
     }
 
     /// Whether node `n` lacks acknowledged points because its log is damaged, while node
@@ -345,6 +373,7 @@ impl Checker {
     fn begins_behind(&mut self, n: usize, p: usize) {
         let c = &mut self.copies[n];
         let beyond = self.points[c.mixed].last > self.points[p].last;
+        c.earlier = false;
         self.blurred |= c.told.take().is_some() && beyond;
     }
 
@@ -662,7 +691,8 @@ impl Checker {
         let [n, mirror] = pair;
         for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
             if counts {
-                (self.copies[n].told, self.copies[n].knew) = (None, 0);
+                let c = &mut self.copies[n];
+                (c.told, c.knew, c.earlier) = (None, 0, false);
             }
         }
         self.raise_floor(p)

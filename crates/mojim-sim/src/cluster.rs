@@ -17,6 +17,7 @@ use crate::nodes::NODES;
 
 mod append;
 mod counts;
+mod earlier;
 mod look;
 mod mutation;
 mod node;
@@ -73,6 +74,7 @@ impl Cluster {
             self.backup_step()?;
         }
         self.replace_step()?;
+        self.earlier_step()?;
         if self.setup.views && self.is_time_for_trouble() {
             // A suspicion, wrong more often than not.
             self.take_over(self.mirror())?;

@@ -380,6 +380,69 @@ impl Names {
     }
 }
 
+/// What a disk had durably at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    names: Names,
+    files: BTreeMap<u64, KeptFile>,
+}
+
+#[derive(Debug)]
+struct KeptFile {
+    pages: Vec<Option<Box<[u8; PAGE]>>>,
+    len: u64,
+    reserved: u64,
+    pmem: Option<Vec<u8>>,
+    is_link: bool,
+}
+
+impl KeptFile {
+    fn of(inode: &Inode) -> KeptFile {
+        let durable = |p: &Option<Box<Page>>| p.as_ref().map(|p| Box::new(p.durable));
+        KeptFile {
+            pages: inode.pages.iter().map(durable).collect(),
+            len: inode.durable_len,
+            reserved: inode.durable_reserved,
+            pmem: inode.pmem.as_ref().map(|p| p.image.clone()),
+            is_link: inode.is_link,
+        }
+    }
+
+    fn inode(&self) -> Inode {
+        let page = |bytes: &[u8; PAGE]| {
+            Box::new(Page {
+                cache: *bytes,
+                durable: *bytes,
+                dirty: 0,
+                lost: 0,
+                touched: false,
+            })
+        };
+        let mut inode = Inode {
+            pages: self.pages.iter().map(|p| p.as_deref().map(page)).collect(),
+            len: self.len,
+            durable_len: self.len,
+            reserved: self.reserved,
+            durable_reserved: self.reserved,
+            is_link: self.is_link,
+            ..Inode::default()
+        };
+        if let Some(image) = &self.pmem {
+            let pmem = inode.pmem.insert(Pmem::new(image.len()));
+            pmem.region.write(0, image);
+            pmem.image.clone_from(image);
+        }
+        // Bytes beyond the end are zero.
+        let end = self.len as usize;
+        inode.pages.truncate(end.div_ceil(PAGE));
+        if let Some(Some(page)) = inode.pages.get_mut(end / PAGE) {
+            page.cache[end % PAGE..].fill(0);
+            page.durable[end % PAGE..].fill(0);
+        }
+        inode
+    }
+}
+
 /// A node's disk.
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
@@ -860,6 +923,33 @@ impl Disk {
         }
         self.garbage = false;
         self.misdirect = None;
+    }
+
+    /// What would be left if the power were lost now, and nothing more were written.
+    pub(crate) fn keep(&self) -> Kept {
+        let inos = self.durable.files.values();
+        let files = inos.filter_map(|ino| Some((*ino, KeptFile::of(self.inodes.get(ino)?))));
+        Kept {
+            names: self.durable.clone(),
+            files: files.collect(),
+        }
+    }
+
+    /// Puts back what was kept: everything, or only these files. The power was lost.
+    pub(crate) fn put_back(&mut self, kept: &Kept, only: Option<&[PathBuf]>) {
+        let Some(only) = only else {
+            self.inodes = kept.files.iter().map(|(i, f)| (*i, f.inode())).collect();
+            self.durable = kept.names.clone();
+            self.live = kept.names.clone();
+            self.pending.clear();
+            return;
+        };
+        for path in only {
+            let before = kept.names.files.get(path).and_then(|i| kept.files.get(i));
+            if let (Some(ino), Some(before)) = (self.live.files.get(path), before) {
+                self.inodes.insert(*ino, before.inode());
+            }
+        }
     }
 
     /// Changes bytes on both sides, as a bad medium does.

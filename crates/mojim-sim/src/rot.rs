@@ -183,6 +183,17 @@ pub fn readable(world: &World, node: &str, spec: &StoreSpec) -> Option<Readable>
     })
 }
 
+/// What a copy that is opened now recovers: its history, and its last LSN. `None` if it is not
+/// whole.
+pub fn recovers(world: &World, node: &str, spec: &StoreSpec) -> Option<(History, u64)> {
+    let (sb, _) = superblock(world, node, &spec.meta)?;
+    if sb.state != State::Whole {
+        return None;
+    }
+    let tail = readable(world, node, spec).map_or(sb.checkpoint, |r| r.tail);
+    Some((History::from_entries(&sb.history)?, tail))
+}
+
 /// The damage of one run.
 pub struct Rot {
     rng: Rng,

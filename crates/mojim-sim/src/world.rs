@@ -226,6 +226,26 @@ impl World {
         done
     }
 
+    /// Keeps what the node's disk has durably now, for [`World::put_back`].
+    pub fn keep(&self, node: &str) {
+        let mut st = self.shared.lock();
+        let n = st.node(node);
+        st.nodes[n].kept = st.nodes[n].disk.keep();
+        st.trace(n, || "its disk is kept".into());
+    }
+
+    /// Puts back what was kept last of the disk of a node that has lost its power: all of
+    /// it, or only these files.
+    pub fn put_back(&self, node: &str, only: Option<&[PathBuf]>) {
+        let st = &mut *self.shared.lock();
+        let n = st.node(node);
+        let node = &mut st.nodes[n];
+        assert!(!node.powered);
+        node.disk.put_back(&node.kept, only);
+        st.ctx.hit("disks put back");
+        st.trace(n, || format!("put back: {only:?}"));
+    }
+
     /// Lets the next durable write to a file go to offset `to` of it, and
     /// succeed. False if there is no such file.
     pub fn misdirect_next_write(&self, node: &str, path: &Path, to: u64) -> bool {

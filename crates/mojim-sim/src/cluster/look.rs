@@ -72,6 +72,7 @@ impl Cluster {
                 let begins = p.epoch() != prim.epoch && prim.epoch == 0;
                 if begins {
                     self.fell_back(n, &p.store, p.last())?;
+                    self.nodes[n].put_back = false;
                 }
                 let Role::Primary(prim) = &mut self.nodes[n].role else {
                     unreachable!("it is one");

@@ -74,6 +74,8 @@ pub enum Mutation {
     OtherLife,
     /// A log that is damaged before its end is taken for a shorter log.
     ForgetMissing,
+    /// A mirror's greeting tells what it knew when its copy was opened.
+    TellOld,
     /// A record tells of a committed LSN that ends no sync point.
     StampParts,
     /// A spill file is confirmed before it is durable.
@@ -87,7 +89,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations, with their names.
-    pub const ALL: [(Mutation, &'static str); 36] = [
+    pub const ALL: [(Mutation, &'static str); 37] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -145,6 +147,10 @@ impl Mutation {
             "forget_missing (a damaged log is given up by an operator alone)",
         ),
         (
+            Mutation::TellOld,
+            "tell_old (a greeting tells what is known now)",
+        ),
+        (
             Mutation::StampParts,
             "stamp_parts (what a record tells was committed are whole sync points)",
         ),
@@ -180,6 +186,7 @@ impl Mutation {
             Mutation::ReleaseEarly => Some(253),
             Mutation::PromiseEarly => Some(3941),
             Mutation::TrustWire => Some(68),
+            Mutation::TellOld => Some(58),
             Mutation::StampParts => Some(28_407),
             Mutation::SpillUnsynced => Some(3941),
             Mutation::SpillOnce => Some(130),
@@ -261,7 +268,7 @@ impl Mutation {
             // Other failures excuse the state at the end of a run, so only a shrunk run
             // shows it.
             Mutation::OtherLife => &["shrunk:"],
-            Mutation::ForgetMissing => &["3:"],
+            Mutation::ForgetMissing | Mutation::TellOld => &["3:"],
             Mutation::StampParts => &["told:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
             Mutation::SpillUnsynced => &["3:"],
@@ -308,6 +315,7 @@ impl Mutation {
             Mutation::TrustWire => &switches.trust_wire,
             Mutation::OtherLife => &switches.other_life,
             Mutation::ForgetMissing => &switches.forget_missing,
+            Mutation::TellOld => &switches.tell_old,
             Mutation::StampParts => &switches.stamp_parts,
             Mutation::SpillUnsynced => &switches.spill_unsynced,
             Mutation::SpillOnce => &switches.spill_once,

@@ -43,6 +43,8 @@ pub(super) struct Node {
     pub(super) word: bool,
     /// Its copy was replaced or cut back in the step in which it crashed.
     pub(super) replaced: bool,
+    /// Its disk was put back as of an earlier time, and it has not begun an epoch since.
+    pub(super) put_back: bool,
     /// It took over, up to this LSN, but has not closed its copy yet: its other threads
     /// may still run.
     pub(super) taken: Option<u64>,
@@ -66,6 +68,7 @@ impl Node {
             gone: false,
             word: false,
             replaced: false,
+            put_back: false,
             taken: None,
             forwards: Vec::new(),
             fallback: FallbackTimer::default(),

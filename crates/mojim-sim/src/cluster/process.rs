@@ -171,6 +171,7 @@ impl Cluster {
     /// The daemon keeps the copy, and waits for a sender.
     fn start_mirror(&mut self, n: usize, store: Arc<Store>, listener: SimListener) -> Checked {
         let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
+        self.nodes[n].put_back = false;
         self.forward(n, m.clone());
         self.nodes[n].role = Role::Mirror(Box::new(Mir {
             m,
@@ -189,6 +190,7 @@ impl Cluster {
         let p = Arc::new(Primary::new(store, self.primary_spec()));
         self.check.follows(n, false);
         let session = Session::attach(p.clone(), NAMES[n], peer(self.peer(n)));
+        let session = session.with_told(self.told(n));
         let others = self.places.iter().filter(|to| **to != n);
         let holders = Holders::new(others.map(|to| peer(*to)).collect());
         let errands = SimRegisterCalls::default();
@@ -277,6 +279,10 @@ impl Cluster {
                 self.check.settled(settled);
             }
         }
+        if self.nodes.iter().any(|node| node.put_back) {
+            // What it knew last, it may know no more when it starts again.
+            self.check.word();
+        }
         let node = &mut self.nodes[n];
         node.forwards.clear();
         node.streams.clear();
@@ -362,6 +368,7 @@ impl Cluster {
             if matches!(node.role, Role::Down)
                 && node.restart <= self.world.now()
                 && (!node.gone || self.calm)
+                && self.is_answered(n)
             {
                 self.start(n)?;
             }

@@ -10,6 +10,7 @@ use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 
 use super::counts::{Backups, Replacements, Spills};
+use super::earlier::Earlier;
 use super::mutation::Mutation;
 use super::node::{NAMES, Node, Role, node};
 use super::setup::{REPLACES, Setup};
@@ -86,6 +87,8 @@ pub struct Cluster {
     pub(super) full: Option<Rng>,
     /// Draws when bits rot on disks; `None` if they never do.
     pub(super) rot: Option<Rot>,
+    /// Draws when a disk comes back as of an earlier time; `None` if none does.
+    pub(super) earlier: Option<Earlier>,
     /// Draws sync points larger than the log; `None` if there are none.
     pub(super) spills: Option<Rng>,
     pub(super) mutation: Option<Mutation>,
@@ -137,6 +140,7 @@ impl Cluster {
         let damage = Rot::draw(seed, mutation == Some(Mutation::ForgetMissing));
         // The replacement of a node whose copy is damaged is not modelled.
         let damage = damage.filter(|_| !setup.spare);
+        let earlier = Earlier::draw(seed, &setup, mutation);
         let places = (0..setup.nodes()).collect();
         let register = SimRegister::new(rng.next_u64());
         Cluster {
@@ -179,7 +183,9 @@ impl Cluster {
             anew: Rng::new(seed ^ 0x616e_6577),
             suspects: None,
             full,
-            rot: damage,
+            // One kind of lost bytes at a time.
+            rot: damage.filter(|_| earlier.is_none()),
+            earlier,
             spills,
             mutation,
             calm: false,

@@ -8,7 +8,7 @@
 //!   all.
 
 use crate::ctx::Ctx;
-use crate::disk::Disk;
+use crate::disk::{Disk, Kept};
 use crate::memory::Region;
 use crate::net::Net;
 use crate::rng::Rng;
@@ -41,6 +41,8 @@ pub(super) fn crashed() -> io::Error {
 pub(super) struct Node {
     pub(super) name: Arc<str>,
     pub(super) disk: Disk,
+    /// What its disk had when it was kept.
+    pub(super) kept: Kept,
     pub(super) memories: BTreeMap<PathBuf, Arc<Region>>,
     pub(super) boot_id: [u8; 16],
     /// For `Env::random`; separate, so that faults do not change what processes draw.
@@ -84,6 +86,7 @@ impl State {
         self.nodes.push(Node {
             name: name.into(),
             disk: Disk::default(),
+            kept: Kept::default(),
             memories: BTreeMap::new(),
             boot_id: boot_id(&mut self.ctx.rng),
             rng: self.ctx.rng.fork(),

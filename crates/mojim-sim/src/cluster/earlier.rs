@@ -1,0 +1,155 @@
+//! The primary's disk as of an earlier time, while the other daemons run on: the whole of it was
+//! put back, or its logs lost what the disk had said was durable.
+//!
+//! Owns when this is drawn. Invariants: it strikes while a mirror runs that follows this
+//! primary. Until the primary begins an epoch, it starts only while that node answers: nobody
+//! else could know what it lacks.
+
+use mojim_format::State;
+
+use super::mutation::Mutation;
+use super::node::{NAMES, Role};
+use super::setup::{Mode, Setup};
+use super::state::{Checked, Cluster};
+use crate::failures::Takes;
+use crate::rng::Rng;
+use crate::rot;
+use mojim_replica::session::Told;
+
+/// What is to come back.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    node: usize,
+    /// The life of its copy, and its epoch.
+    life: u64,
+    epoch: u64,
+    /// The mirror was a member.
+    paired: bool,
+}
+
+/// A seed in which a disk may come back as of an earlier time.
+pub(super) struct Earlier {
+    rng: Rng,
+    kept: Option<Kept>,
+    left: u32,
+}
+
+impl Earlier {
+    /// Draws whether a seed has this: one of six, and each for the sake of `mutation`.
+    pub(super) fn draw(seed: u64, setup: &Setup, mutation: Option<Mutation>) -> Option<Earlier> {
+        let mut rng = Rng::new(seed ^ 0x6561_726c_6965_7200);
+        let wanted = mutation == Some(Mutation::TellOld);
+        let drawn = rng.below(6) == 0 || wanted;
+        // What a backup goes on with by itself, and the replacement of a node that has less
+        // than it had, are not modelled.
+        let fits = setup.replicated() && !setup.spare && !setup.fallback;
+        (drawn && fits).then_some(Earlier {
+            rng,
+            kept: None,
+            left: 3,
+        })
+    }
+}
+
+impl Cluster {
+    /// Now and then a disk is kept, or put back.
+    pub(super) fn earlier_step(&mut self) -> Checked {
+        let n = self.primary;
+        let Some(e) = &mut self.earlier else {
+            return Ok(());
+        };
+        if e.left == 0 || e.rng.below(150) != 0 {
+            return Ok(());
+        }
+        let Role::Primary(prim) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let linked = prim.ready && prim.session.is_active() && prim.p.store.poisoned().is_none();
+        if !linked || !self.setup.persistent()[n] || self.world.crashed(NAMES[n]).is_some() {
+            return Ok(());
+        }
+        let (sb, history) = (prim.p.store.superblock(), prim.p.store.history());
+        let now = Kept {
+            node: n,
+            life: sb.life,
+            epoch: prim.epoch,
+            paired: prim.session.is_member(),
+        };
+        let peer = prim.session.peer();
+        let m = NAMES.iter().position(|name| *name == peer);
+        let Some(Role::Mirror(mir)) = m.map(|m| &self.nodes[m].role) else {
+            return Ok(());
+        };
+        let store = &mir.m.store;
+        let follows = store.superblock().state == State::Whole
+            && !store.is_loading()
+            && store.history().last_epoch() >= history.last_epoch();
+        // In an epoch that came since, the node may have been alone.
+        let fits = e.kept.is_some_and(|k| {
+            let always = k.paired && now.paired && self.setup.mode != Mode::Async;
+            k.node == n && k.life == now.life && (k.epoch == now.epoch || always)
+        });
+        if !fits || e.rng.below(4) == 0 {
+            e.kept = Some(now);
+            self.world.keep(NAMES[n]);
+            return Ok(());
+        }
+        let known = mir.m.knows().map_or(0, |k| k.lsn);
+        if !follows || !self.world.fails(NAMES[n], Takes::Bytes) {
+            return Ok(());
+        }
+        e.left -= 1;
+        e.kept = None;
+        let logs_alone = e.rng.coin();
+        self.strike(n, logs_alone, known)
+    }
+
+    fn strike(&mut self, n: usize, logs_alone: bool, known: u64) -> Checked {
+        let spec = self.store_spec(n);
+        self.note(|| format!("node {} is put back, logs alone: {logs_alone}", NAMES[n]));
+        self.world.power_loss(NAMES[n]);
+        self.observe(n)?;
+        let logs: Vec<_> = spec.logs.iter().map(|l| l.path.clone()).collect();
+        self.world
+            .put_back(NAMES[n], logs_alone.then_some(&logs[..]));
+        let recovers = rot::recovers(&self.world, NAMES[n], &spec);
+        let p = recovers.and_then(|(history, tail)| self.check.points.exact(&history, tail));
+        let Some(p) = p else {
+            return Err(format!("sim: node {n} was put back to no sync point"));
+        };
+        self.check.put_back(n, p, known)?;
+        self.nodes[n].put_back = true;
+        self.nodes[n].restart = self.world.now();
+        if !matches!(self.nodes[n].role, Role::Down) {
+            return Ok(());
+        }
+        self.start(n)
+    }
+
+    /// Whether node `n` may start: a person who puts a disk back does so while the others run.
+    pub(super) fn is_answered(&self, n: usize) -> bool {
+        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
+        let mut others = others.filter(|(i, _)| *i < 2);
+        !self.nodes[n].put_back
+            || n != self.primary
+            || others.any(|(_, node)| matches!(node.role, Role::Mirror(_)))
+    }
+
+    /// What the nodes that answer know to have been acknowledged, as a program that attaches on
+    /// node `n` asks them.
+    pub(super) fn told(&self, n: usize) -> Vec<Told> {
+        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
+        let reached = others.filter(|(i, _)| {
+            let cut = |a, b| self.world.is_partitioned(NAMES[a], NAMES[b]);
+            self.world.crashed(NAMES[*i]).is_none() && !cut(n, *i) && !cut(*i, n)
+        });
+        let told = reached.filter_map(|(i, node)| match &node.role {
+            Role::Mirror(mir) => Some(Told {
+                node: NAMES[i].into(),
+                known: mir.m.knows()?,
+            }),
+            _ => None,
+        });
+        told.collect()
+    }
+}
