@@ -10,7 +10,7 @@ use std::process::Command;
 mod support;
 use support::cluster::{self, SYNC, Setup};
 use support::home::Home;
-use support::{Counted, Process, continue_all, stop_all, voters};
+use support::{Counted, Process, continue_all, stop_all, text, voters};
 
 /// What becomes of node `a`, whose program has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,8 +182,8 @@ fn strike_all(c: &Home, mode: &str, faults: &[Fault], a: &mut Process) {
     }
 }
 
-fn keep_records(text: &str) -> String {
-    text.replace("[volume.v]", "[volume.v]\ncheckpoint_threshold = 1000000")
+fn keep_records(of: &str) -> String {
+    of.replace("[volume.v]", "[volume.v]\ncheckpoint_threshold = 1000000")
 }
 
 fn by_hand(mode: &'static str, faults: &[Fault]) {
@@ -227,6 +227,47 @@ fn a_running_mirror_has_what_an_asynchronous_primary_lost() {
 fn a_running_mirror_has_what_a_primary_of_earlier_lost() {
     let all = [Fault::Flush, Fault::Directory, Fault::Copy, Fault::Whole];
     by_hand("sync", &all);
+}
+
+/// A volume without a mirror began with less, and nobody was told, when its log was put back as of
+/// a second earlier.
+#[test]
+fn an_older_log_is_not_taken_for_all_there_was() {
+    let c = cluster::Cluster::new(SYNC);
+    let of_a = c.data_node("a", c.ports[0].number, "medium = \"disk\", size = \"4MiB\"");
+    c.configure(&keep_records(&format!(
+        "cluster = \"e2e\"\n[volume.v]\nmode = \"unreplicated\"\nprimary = \"a\"\n{of_a}"
+    )));
+    let mut a = c.node("a");
+    let program = busy(&c);
+    program.await_more(100);
+    stop_all(&[program.id()]);
+    let kept = keep(&c);
+    continue_all(&[program.id()]);
+    program.await_more(500);
+    a.kill();
+    let acknowledged = program.stop();
+    lose_memory(&c);
+    put_back(&c, &kept, Fault::Log);
+    let _a = c.node("a");
+    for _ in 0..2 {
+        let said = match c.try_program("a", &["--entries", "1"]) {
+            Ok((_, found)) => panic!("it attached, with {found} of {acknowledged} entries"),
+            Err(said) => said,
+        };
+        for what in ["v.log.0", "were acknowledged", "promote --force"] {
+            assert!(said.contains(what), "{what:?}: {said}");
+        }
+    }
+    let out = c.mojim("promote", &["--name", "a", "--force", "--yes"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let (mut program, found) = c.program("a", &["--entries", "20", "--linger"]);
+    assert!(
+        (1..acknowledged).contains(&found),
+        "{found} of {acknowledged}"
+    );
+    program.acknowledged(found, found + 20);
+    program.finish();
 }
 
 /// The same with a register of views, which names the node and its copy's life as before.

@@ -14,7 +14,7 @@ pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"MJSUPER1";
 /// Most epochs that a superblock remembers.
 pub const MAX_HISTORY: usize = 128;
 /// Version of the superblock that is written; earlier versions are read too.
-pub const SUPERBLOCK_VERSION: u32 = 2;
+pub const SUPERBLOCK_VERSION: u32 = 3;
 
 const WHAT: &str = "superblock";
 const NAMES_AT: usize = 104;
@@ -24,13 +24,14 @@ const HISTORY_AT: usize = STARTS_AT + MAX_LANES * 8;
 const LIFE_AT: usize = HISTORY_AT + MAX_HISTORY * 16;
 const FLAGS_AT: usize = LIFE_AT + 8;
 const NONCES_AT: usize = FLAGS_AT + 8;
+const LOGGED_AT: usize = NONCES_AT + 16;
 const CRC_AT: usize = SUPERBLOCK_LEN - 4;
 const FLAG_RING_LOST: u32 = 1;
 const FLAG_AWAITS_COPY: u32 = 2;
 const FLAG_RENEWED: u32 = 4;
 
 const _: () = assert!(NAMES_AT + 5 * NAME_LEN <= STARTS_AT);
-const _: () = assert!(NONCES_AT + 16 <= CRC_AT);
+const _: () = assert!(LOGGED_AT + 8 <= CRC_AT);
 
 /// Whether a copy can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +120,9 @@ pub struct Superblock {
     pub nonce: u64,
     /// The nonce before, while the rings may not have the new one yet. 0: none.
     pub nonce_before: u64,
+    /// This node's own logs had everything up to this LSN durably, and it was acknowledged:
+    /// logs that end before are not as they were.
+    pub logged: u64,
 }
 
 impl Superblock {
@@ -170,6 +174,7 @@ impl Superblock {
         put(FLAGS_AT, &flags.to_le_bytes());
         put(NONCES_AT, &self.nonce.to_le_bytes());
         put(NONCES_AT + 8, &self.nonce_before.to_le_bytes());
+        put(LOGGED_AT, &self.logged.to_le_bytes());
         let crc = crc32c(&b[..CRC_AT]);
         b[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         b
@@ -221,10 +226,14 @@ impl Superblock {
             awaits_copy: u32_at(b, FLAGS_AT) & FLAG_AWAITS_COPY != 0,
             nonce: u64_at(b, NONCES_AT),
             nonce_before: u64_at(b, NONCES_AT + 8),
+            logged: u64_at(b, LOGGED_AT),
         };
         let newer = s.awaits_copy || s.renewed || s.nonce != 0 || s.nonce_before != 0;
         // Bytes that no field covers are zero, unless another version wrote them.
-        if version == 1 && newer || s.encode()[..] != b[..SUPERBLOCK_LEN] {
+        if version == 1 && newer
+            || version < 3 && s.logged != 0
+            || s.encode()[..] != b[..SUPERBLOCK_LEN]
+        {
             return Err(field("reserved", 0));
         }
         Ok(s)
@@ -256,7 +265,8 @@ fn check_slot(b: &[u8]) -> Result<u32, FormatError> {
         });
     }
     let version = u32_at(b, 8);
-    // In version 1 the nonces and two of the flags were reserved, and zero.
+    // In version 1 the nonces and two of the flags were reserved, and zero, and in version 2
+    // what the logs had.
     if !(1..=SUPERBLOCK_VERSION).contains(&version) {
         return Err(FormatError::Version {
             what: WHAT,
@@ -351,6 +361,7 @@ mod tests {
             awaits_copy: false,
             nonce: 21,
             nonce_before: 20,
+            logged: 1100,
         };
         let b = s.encode();
         assert_eq!(Superblock::decode(&b[..]).unwrap(), s);
@@ -365,13 +376,16 @@ mod tests {
         let mut old = s.clone();
         (old.version, old.renewed) = (1, false);
         (old.nonce, old.nonce_before) = (0, 0);
+        assert!(versioned(&old, 1).is_err());
+        assert!(versioned(&old, 2).is_err());
+        old.logged = 0;
         assert_eq!(versioned(&old, 1), Ok(old.clone()));
         assert!(versioned(&s, 1).is_err());
         old.renewed = true;
         assert!(versioned(&old, 1).is_err());
-        for other in [0, 3, 70_000] {
+        for other in [0, 4, 70_000] {
             let e = versioned(&old, other).unwrap_err();
-            assert!(matches!(e, FormatError::Version { known: 2, .. }), "{e}");
+            assert!(matches!(e, FormatError::Version { known: 3, .. }), "{e}");
         }
         for bit in (0..b.len() * 8).step_by(7) {
             let mut c = b.clone();

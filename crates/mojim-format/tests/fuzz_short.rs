@@ -294,6 +294,7 @@ fn superblock() -> Vec<u8> {
         awaits_copy: false,
         nonce: 0x4e,
         nonce_before: 0,
+        logged: 0,
     }
     .encode()
     .to_vec()

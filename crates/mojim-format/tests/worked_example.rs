@@ -159,6 +159,7 @@ fn the_superblock() {
         awaits_copy: false,
         nonce: 0x4e,
         nonce_before: 0,
+        logged: 0,
     };
     let b = s.encode();
     let shown = hex("superblock");

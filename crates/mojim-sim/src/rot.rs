@@ -176,7 +176,8 @@ pub fn readable(world: &World, node: &str, spec: &StoreSpec) -> Option<Readable>
     let of = Of { sb: &sb, history };
     let told = all.iter().map(|h| h.committed);
     let told = told.chain(lanes.iter().map(|l| of.beyond(l)));
-    let told = told.chain(of.begun(world, node, &spec.meta)).max();
+    let told = told.chain(of.begun(world, node, &spec.meta));
+    let told = told.chain([sb.logged]).max();
     Some(Readable {
         tail,
         told: told.unwrap_or(0),

@@ -22,6 +22,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
+use std::time::Duration;
 
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{State, View};
@@ -47,6 +48,9 @@ pub use open::read_superblock;
 pub use state::{Hold, JOINING, Store, StoreSpec, Watch};
 
 use state::{Missing, lock};
+
+/// How often the superblock says what the logs have, at most.
+const NOTE_EVERY: Duration = Duration::from_millis(250);
 
 impl Store {
     /// Whether no record that was acknowledged is missing from this copy, as
@@ -267,6 +271,7 @@ impl Store {
             s.promised = s.promised.max(epoch);
             s.view = view;
             s.history = h.entries().to_vec();
+            s.logged = s.logged.min(first_lsn - 1);
             // Whatever this node lost, it now has what its view holds.
             (s.ring_lost, s.renewed) = (false, false);
         })?;
@@ -319,6 +324,9 @@ impl Store {
                 a.applied
             )));
         }
+        if self.superblock().logged > keep {
+            self.update(|s| s.logged = keep)?;
+        }
         let durable = lock(&self.durable);
         for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
             let mut at = cursor;
@@ -342,6 +350,21 @@ impl Store {
         self.shown.fetch_min(keep, AcqRel);
         self.forget_beyond(keep);
         Ok(())
+    }
+
+    /// Notes durably, now and then, that this node's own logs have everything up to `lsn`
+    /// durably, and that it was acknowledged: where nobody else has it, logs that end before
+    /// are otherwise not told from logs that were always so short. For the one thread that
+    /// works in a primary's background.
+    pub fn note_logged(&self, lsn: u64) -> Result<()> {
+        let now = self.env.now();
+        let mut next = lock(&self.next_note);
+        if now < *next || lsn <= self.superblock().logged {
+            return Ok(());
+        }
+        *next = now + NOTE_EVERY;
+        drop(next);
+        self.update(|s| s.logged = lsn)
     }
 
     /// Where lane `lane`'s first record above `lsn` begins. Only for LSNs at

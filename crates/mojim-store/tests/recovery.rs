@@ -143,6 +143,41 @@ fn a_lane_tells_what_the_other_lost() {
     assert!(store.check_complete().is_err());
 }
 
+/// The only log of a volume without a mirror was put back as of an earlier time: the volume began
+/// with less, and nobody was told. The superblock says what the log had.
+#[test]
+fn a_log_of_an_earlier_time_is_known_by_the_superblock() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), 1);
+    let of = (begin(&store), 2);
+    let mut cut = 0;
+    for lsn in 1..=9 {
+        let at = append(&store.logs()[0], of, lsn, OpKind::Write, b"x");
+        if lsn == 6 {
+            cut = at;
+        }
+    }
+    store.persist_all().unwrap();
+    store.note_logged(8).unwrap();
+    // Not again so soon.
+    store.note_logged(9).unwrap();
+    assert_eq!(store.superblock().logged, 8);
+    drop(store);
+    let path = log_spec(dir.path(), 0).path;
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[CONTROL_LEN + cut as usize..].fill(0);
+    fs::write(&path, bytes).unwrap();
+    let store = open(dir.path(), 1);
+    assert_eq!((store.tail(), store.known_missing()), (5, Some(8)));
+    let why = store.check_complete().unwrap_err().to_string();
+    assert!(why.contains("log.0") && why.contains("LSN 8"), "{why}");
+    // An operator goes on with what is there.
+    store.truncate(5).unwrap();
+    drop(store);
+    let store = open(dir.path(), 1);
+    store.check_complete().unwrap();
+}
+
 /// A record below the checkpoint that is kept for a backup may be sent again, with its spill file
 /// ahead of it. The file once went with the checkpoint.
 #[test]

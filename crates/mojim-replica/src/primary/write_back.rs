@@ -79,6 +79,7 @@ impl Primary {
         live.live(Live::BytesBehind)
             .store(self.bytes_behind(), Relaxed);
         let applied = applied.map(|_| self.store.applied())?;
+        self.note_logged()?;
         if applied > before && self.store.is_laden() {
             self.store.count_names();
             self.done.notify();
@@ -92,6 +93,17 @@ impl Primary {
             self.done.notify();
         }
         Ok(applied > before || released)
+    }
+
+    /// Has the superblock say how far the own log is known to be acknowledged, where only that
+    /// log shows it, or where each sync point waits for it.
+    fn note_logged(&self) -> Result<()> {
+        let committed = self.committed_whole();
+        let counts = self.rule().local && self.store.level().is_persistent();
+        match counts && committed <= self.persisted.get() {
+            true => self.store.note_logged(committed),
+            false => Ok(()),
+        }
     }
 
     /// Whether no other thread writes this lane's log. Where sync points wait for it, theirs do,

@@ -249,6 +249,7 @@ impl Store {
         self.update(|s| {
             s.volume_id = volume_id;
             s.checkpoint = lsn;
+            s.logged = lsn;
             s.starts = starts.clone();
             s.history = history.to_vec();
             s.state = state;

@@ -136,6 +136,7 @@ fn superblock(env: &dyn Env, spec: &StoreSpec, align: u64) -> Result<Superblock>
         awaits_copy: false,
         nonce: 0,
         nonce_before: 0,
+        logged: 0,
     };
     let mut b = sb.encode().to_vec();
     b.resize(2 * SUPERBLOCK_LEN, 0);
@@ -199,6 +200,7 @@ fn empty(sb: &mut Superblock, env: &dyn Env, logs: usize) {
     }
     sb.incarnation = env.random();
     sb.checkpoint = 0;
+    sb.logged = 0;
     sb.history.clear();
     sb.starts = vec![0; logs];
 }
@@ -416,6 +418,7 @@ impl<'a> Opening<'a> {
             has_hole: AtomicBool::new(false),
             has_part: AtomicBool::new(false),
             known: AtomicU64::new(sb.checkpoint),
+            next_note: Mutex::default(),
             spills: Mutex::new(BTreeMap::new()),
             arriving: Mutex::default(),
             mutations: Mutations::default(),
@@ -594,6 +597,7 @@ impl Store {
                 });
             }
         }
+        self.look_at_note(sb.logged, tail);
         self.look_at_catalog(&history, tail);
         // Records that only the memory of a killed process had count as persistent
         // from now on, so they are made so. So are those read from the medium: a
@@ -603,6 +607,24 @@ impl Store {
             true => lock(&self.area).check_sizes(),
             // A file that no record touches would be missed only when somebody reads it.
             false => lock(&self.area).check_present(),
+        }
+    }
+
+    /// The superblock says that the logs had everything up to `logged`, which was acknowledged.
+    /// If they end before, they are of an earlier time, or their disk lost what was durable.
+    fn look_at_note(&self, logged: u64, tail: u64) {
+        if logged <= tail {
+            return;
+        }
+        self.known.fetch_max(logged, AcqRel);
+        let mut missing = lock(&self.missing);
+        if missing.as_ref().is_none_or(|m| logged > m.known) {
+            let log = &self.logs[0];
+            *missing = Some(Missing {
+                known: logged,
+                path: log.path().to_owned(),
+                at: Some(log.head() % log.size()),
+            });
         }
     }
 

@@ -171,6 +171,8 @@ pub struct Store {
     /// The last LSN that was acknowledged according to the logs or the data area when
     /// this copy was opened; less if the copy was truncated or replaced since.
     pub(super) known: AtomicU64,
+    /// When the superblock may say again what the logs have.
+    pub(super) next_note: Mutex<Duration>,
     /// Durable spill files and their lengths: those that this process synced, or synced
     /// again when it opened the copy.
     pub(super) spills: Mutex<BTreeMap<u64, u64>>,
