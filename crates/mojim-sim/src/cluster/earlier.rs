@@ -7,49 +7,12 @@
 
 use mojim_format::State;
 
-use super::mutation::Mutation;
 use super::node::{NAMES, Role};
-use super::setup::{Mode, Setup};
-use super::state::{Checked, Cluster};
+use super::setup::Mode;
+use super::state::{Checked, Cluster, Kept};
 use crate::failures::Takes;
-use crate::rng::Rng;
 use crate::rot;
 use mojim_replica::session::Told;
-
-/// What is to come back.
-#[derive(Debug, Clone, Copy)]
-struct Kept {
-    node: usize,
-    /// The life of its copy, and its epoch.
-    life: u64,
-    epoch: u64,
-    /// The mirror was a member.
-    paired: bool,
-}
-
-/// A seed in which a disk may come back as of an earlier time.
-pub(super) struct Earlier {
-    rng: Rng,
-    kept: Option<Kept>,
-    left: u32,
-}
-
-impl Earlier {
-    /// Draws whether a seed has this: one of six, and each for the sake of `mutation`.
-    pub(super) fn draw(seed: u64, setup: &Setup, mutation: Option<Mutation>) -> Option<Earlier> {
-        let mut rng = Rng::new(seed ^ 0x6561_726c_6965_7200);
-        let wanted = mutation == Some(Mutation::TellOld);
-        let drawn = rng.below(6) == 0 || wanted;
-        // What a backup goes on with by itself, and the replacement of a node that has less
-        // than it had, are not modelled.
-        let fits = setup.replicated() && !setup.spare && !setup.fallback;
-        (drawn && fits).then_some(Earlier {
-            rng,
-            kept: None,
-            left: 3,
-        })
-    }
-}
 
 impl Cluster {
     /// Now and then a disk is kept, or put back.

@@ -10,7 +10,6 @@ use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 
 use super::counts::{Backups, Replacements, Spills};
-use super::earlier::Earlier;
 use super::mutation::Mutation;
 use super::node::{NAMES, Node, Role, node};
 use super::setup::{REPLACES, Setup};
@@ -106,6 +105,42 @@ pub struct Cluster {
     /// A node whose promotion failed at its end, and so may have happened.
     pub(super) half_promoted: Option<usize>,
     pub(super) names: u64,
+}
+
+/// What is to come back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) node: usize,
+    /// The life of its copy, and its epoch.
+    pub(super) life: u64,
+    pub(super) epoch: u64,
+    /// The mirror was a member.
+    pub(super) paired: bool,
+}
+
+/// A seed in which a disk may come back as of an earlier time.
+pub(super) struct Earlier {
+    pub(super) rng: Rng,
+    pub(super) kept: Option<Kept>,
+    /// How often it may still happen.
+    pub(super) left: u32,
+}
+
+impl Earlier {
+    /// Draws whether a seed has this: one of six, and each for the sake of `mutation`.
+    pub(super) fn draw(seed: u64, setup: &Setup, mutation: Option<Mutation>) -> Option<Earlier> {
+        let mut rng = Rng::new(seed ^ 0x6561_726c_6965_7200);
+        let wanted = mutation == Some(Mutation::TellOld);
+        let drawn = rng.below(6) == 0 || wanted;
+        // What a backup goes on with by itself, and the replacement of a node that has less
+        // than it had, are not modelled.
+        let fits = setup.replicated() && !setup.spare && !setup.fallback;
+        (drawn && fits).then_some(Earlier {
+            rng,
+            kept: None,
+            left: 3,
+        })
+    }
 }
 
 /// A seed in which a node may be replaced.
