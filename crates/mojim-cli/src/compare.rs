@@ -10,12 +10,12 @@
 //! both nodes. Bytes that became equal, or were written anew on both nodes, are no
 //! difference (any more).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
 use mojim_node::contents::unhex;
-use mojim_replica::request::{Request, Since};
+use mojim_replica::request::{Part, Request, Since};
 use serde_json::Value;
 
 use crate::ask::{Asked, LONG, plain};
@@ -155,6 +155,10 @@ struct Listing {
     lsns: Lsns,
     last: u64,
     files: Files,
+    /// Sums of the pages of small files, by number.
+    sums: HashMap<u64, String>,
+    /// From which number on there are more.
+    next: Option<u32>,
 }
 
 /// What became of files since an LSN.
@@ -174,6 +178,15 @@ struct Listings {
 }
 
 impl Listings {
+    /// Leaves the files that both answers reach. Returns from which number on there are more.
+    fn cut(&mut self) -> Option<u32> {
+        let next = self.of.iter().filter_map(|l| l.next).min()?;
+        for l in &mut self.of {
+            l.files.retain(|_, (id, _)| *id < u64::from(next));
+        }
+        Some(next)
+    }
+
     /// Number and size of a file on each node that has it.
     fn look(&self, name: &str) -> [Option<(u64, u64)>; 2] {
         self.of.each_ref().map(|l| l.files.get(name).copied())
@@ -386,11 +399,12 @@ impl<N: Asks> Comparison<N> {
         Ok(Some((answers, first)))
     }
 
-    fn listings(&mut self) -> Result<Option<Listings>, Failure> {
+    fn listings(&mut self, part: Part) -> Result<Option<Listings>, Failure> {
         let volume = self.volume.clone();
         let q = |since| Request::Files {
             volume: volume.clone(),
             since,
+            part,
         };
         let mut kept = std::mem::take(&mut self.listing);
         let answers = self.since(q, &mut kept)?;
@@ -410,16 +424,20 @@ impl<N: Asks> Comparison<N> {
         }
         let changed = answers[1 - first]["changed"].clone();
         let of = answers.map(|v| {
-            let files = v["files"].as_array().into_iter().flatten();
+            let files = || v["files"].as_array().into_iter().flatten();
             Listing {
                 lsns: Lsns::of(&v),
                 last: v["last_lsn"].as_u64().unwrap_or(0),
-                files: files
+                files: files()
                     .filter_map(|f| {
                         let name = f["name"].as_str()?.to_owned();
                         Some((name, (f["id"].as_u64()?, f["size"].as_u64()?)))
                     })
                     .collect(),
+                sums: files()
+                    .filter_map(|f| Some((f["id"].as_u64()?, f["sums"].as_str()?.to_owned())))
+                    .collect(),
+                next: v["next"].as_u64().and_then(|n| u32::try_from(n).ok()),
             }
         });
         Ok(Some(Listings {
@@ -455,30 +473,39 @@ impl<N: Asks> Comparison<N> {
 
     /// One comparison; `None` if it could not be made now.
     fn run(&mut self, wait: Duration) -> Result<Option<Found>, Failure> {
-        self.listing = Kept::default();
-        let Some(first) = self.listings()? else {
-            return Ok(None);
-        };
-        if self.settles(&first) {
-            return Ok(None);
-        }
-        let began = first.of.each_ref().map(|l| l.lsns.low);
         let mut found = Found::default();
-        let Some(files) = self.names(first, wait, &mut found)? else {
-            return Ok(None);
+        let mut began = None;
+        let mut part = Part {
+            sums: true,
+            ..Part::default()
         };
-        let mut suspects = Vec::new();
-        for (name, (id, size)) in files {
-            found.files += 1;
-            found.bytes += size;
-            let file = (&*name, id, size);
-            if !self.scan(file, wait, &mut suspects, &mut found)? {
+        loop {
+            self.listing = Kept::default();
+            let Some(mut first) = self.listings(part)? else {
+                return Ok(None);
+            };
+            if began.is_none() && self.settles(&first) {
                 return Ok(None);
             }
+            began.get_or_insert(first.of.each_ref().map(|l| l.lsns.low));
+            let next = first.cut();
+            let until = next.unwrap_or(0);
+            if !self.compare_part(first, Part { until, ..part }, wait, &mut found)? {
+                return Ok(None);
+            }
+            match next {
+                Some(next) => part.from = next,
+                None => break,
+            }
         }
-        self.decide(suspects, wait, &mut found)?;
+        let began = began.expect("there is a first part");
         self.listing = Kept::default();
-        let Some(Listings { of: [a, b], .. }) = self.listings()? else {
+        // Where both stand by now; no file has the number 0.
+        let none = Part {
+            until: 1,
+            ..Part::default()
+        };
+        let Some(Listings { of: [a, b], .. }) = self.listings(none)? else {
             return Ok(None);
         };
         let lows = [a.lsns.low, b.lsns.low];
@@ -511,6 +538,37 @@ impl<N: Asks> Comparison<N> {
         Ok(Some(found))
     }
 
+    /// Compares the files of a part of the list, of which `first` is the first look. False if that
+    /// could not be done now.
+    fn compare_part(
+        &mut self,
+        mut first: Listings,
+        part: Part,
+        wait: Duration,
+        found: &mut Found,
+    ) -> Result<bool, Failure> {
+        let sums = first.of.each_mut().map(|l| std::mem::take(&mut l.sums));
+        let Some(files) = self.names(first, part, wait, found)? else {
+            return Ok(false);
+        };
+        let mut suspects = Vec::new();
+        for (name, (id, size)) in files {
+            found.files += 1;
+            found.bytes += size;
+            // Few files differ: then there is nothing to ask for.
+            let [x, y] = sums.each_ref().map(|s| s.get(&id));
+            let whole = 32 * size.div_ceil(PAGE) as usize;
+            if x.is_some_and(|x| x.len() == whole) && x == y {
+                continue;
+            }
+            if !self.scan((&*name, id, size), wait, &mut suspects, found)? {
+                return Ok(false);
+            }
+        }
+        self.decide(suspects, wait, found)?;
+        Ok(true)
+    }
+
     /// Why something could not be decided: the nodes' LSNs if both stand still, or if one
     /// does not follow the other; otherwise `moves`.
     fn why(&self, moves: &str) -> String {
@@ -528,6 +586,7 @@ impl<N: Asks> Comparison<N> {
     fn names(
         &mut self,
         first: Listings,
+        part: Part,
         wait: Duration,
         found: &mut Found,
     ) -> Result<Option<Files>, Failure> {
@@ -536,15 +595,26 @@ impl<N: Asks> Comparison<N> {
             .map(|n| (n.clone(), Pair::new(first.look(n), first.lsn(n))))
             .collect();
         let deadline = Instant::now() + wait;
+        // The first look was at more.
+        self.listing = Kept::default();
         while pairs.values().any(|p| p.verdict() == Verdict::Unknown) {
             if Instant::now() >= deadline {
                 self.moving = self.why("names and sizes of files change");
                 return Ok(None);
             }
             pause();
-            let Some(now) = self.listings()? else {
+            let Some(mut now) = self.listings(Part {
+                sums: false,
+                ..part
+            })?
+            else {
                 return Ok(None);
             };
+            if now.cut().is_some() {
+                // More files came than fit an answer.
+                self.moving = "names of files change".into();
+                return Ok(None);
+            }
             for (name, pair) in &mut pairs {
                 pair.look(now.look(name), now.lsn(name));
             }
@@ -819,6 +889,8 @@ mod tests {
             lsns: lsns(low, high),
             last: high,
             files: Files::new(),
+            sums: HashMap::new(),
+            next: None,
         });
         let mut all = Listings {
             of,
@@ -882,6 +954,65 @@ mod tests {
         fn who(&self) -> &str {
             self.name
         }
+    }
+
+    /// A node with many files, which it lists in parts.
+    struct Lister {
+        name: &'static str,
+        /// Its files, by number.
+        sizes: BTreeMap<u32, u64>,
+        /// How many an answer has.
+        most: usize,
+    }
+
+    impl Asks for Lister {
+        fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
+            let Request::Files { part, .. } = request else {
+                unreachable!("{request:?}");
+            };
+            let mut all = self.sizes.range(part.from..);
+            let is_in = |id: u32| part.until == 0 || id < part.until;
+            let of = |(id, size): (&u32, &u64)| json!({ "name": format!("f{id}"), "id": id, "size": size, "sums": self.name.repeat(16) });
+            let files: Vec<_> = { &mut all }
+                .take_while(|(id, _)| is_in(**id))
+                .take(self.most)
+                .map(of)
+                .collect();
+            let last = files.last().map_or(0, |f| f["id"].as_u64().unwrap() as u32);
+            let next = self.sizes.range(last.max(part.from) + 1..).next();
+            let next = next.map(|(id, _)| *id).filter(|id| is_in(*id));
+            Ok(json!({
+                "low": 5, "high": 5, "born": 1, "epoch": 1, "last_lsn": 5, "state": "whole",
+                "volume_id": "v", "changed": { "ids": [], "names": [] },
+                "files": files, "next": next,
+            }))
+        }
+
+        fn who(&self) -> &str {
+            "x"
+        }
+    }
+
+    /// A list that does not fit an answer comes in parts; the nodes may cut it at other files.
+    #[test]
+    fn files_are_compared_in_parts() {
+        let sizes: BTreeMap<u32, u64> = (1..=1000).map(|id| (id * 3, 1)).collect();
+        let node = |most| Lister {
+            name: "0a",
+            sizes: sizes.clone(),
+            most,
+        };
+        let run = |nodes| Comparison::new("v", nodes, LONG).run(LONG);
+        let found = run([node(100), node(77)]).unwrap().unwrap();
+        assert_eq!((found.files, found.bytes), (1000, 1000));
+        assert!(found.differences.is_empty() && found.undecided.is_none());
+        let mut other = node(77);
+        other.sizes.insert(2001, 2);
+        other.sizes.remove(&2400);
+        other.sizes.insert(3001, 1);
+        let found = run([node(100), other]).unwrap().unwrap();
+        let files: Vec<_> = found.differences.iter().map(|d| &d.file[..]).collect();
+        assert_eq!(files, ["f2001", "f2400", "f3001"]);
     }
 
     /// Behind so many pages that seemed to differ, further ones were not looked at, and

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
 use mojim_format::shown::shown;
-use mojim_replica::request::{Request, Since};
+use mojim_replica::request::{Part, Request, Since};
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, SHORT, STATUS, ask, load, plain};
@@ -250,6 +250,11 @@ fn check_primary(
     let q = Request::Files {
         volume: volume.name.clone(),
         since: Since::default(),
+        // Whether the catalogue can be read; no file has the number 0.
+        part: Part {
+            until: 1,
+            ..Part::default()
+        },
     };
     let deadline = Instant::now() + wait;
     loop {

@@ -78,6 +78,9 @@ const LOG_KEYS: &[&str] = &["medium", "path", "size"];
 #[cfg(test)]
 pub(crate) const KEYS: [&[&str]; 4] = [TOP_KEYS, VOLUME_KEYS, NODE_KEYS, LOG_KEYS];
 
+/// What a volume's directory in a node's `.mojim` would be called as the register's.
+const REGISTER: &str = "views";
+
 impl Config {
     /// Reads and checks the file at `path`.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
@@ -331,6 +334,10 @@ impl Reader {
             let key = dotted(kind, name);
             if let Err(message) = checked_name(name) {
                 self.note(line, key.as_str(), message);
+            }
+            if kind == "volume" && name == REGISTER {
+                let message = "is no name for a volume: the register of views lies in the directory of that name";
+                self.note(line, key.as_str(), message.to_owned());
             }
             if let Some(section) = self.section(item, key, line, known) {
                 found.push((name, section));

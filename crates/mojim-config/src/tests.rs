@@ -305,6 +305,10 @@ fn a_mistake_in_a_volume_has_its_key_and_line() {
         "volume.\"or.ders\"",
         "is no name",
     );
+    // The daemon locked `.mojim/views` for the register of views, and no volume of that name could
+    // be opened, for good.
+    let (views, says) = ("volume.views", "is no name for a volume");
+    wrong("volume.orders", views, 3, views, says);
     let long = format!("volume.{}", "x".repeat(65));
     wrong(
         of,

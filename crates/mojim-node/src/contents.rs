@@ -27,6 +27,7 @@ use mojim_protocol::History;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use super::held::{Listed, Opened};
 use super::{Node, wait_for_last};
 use mojim_config::Volume;
 use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};
@@ -34,7 +35,7 @@ use mojim_format::catalog::MAX_CATALOG;
 use mojim_replica::client::Client;
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
-use mojim_replica::request::{Request, Since};
+use mojim_replica::request::{Part, Request, Since};
 use mojim_store::log::Live;
 use mojim_store::stage::sum;
 use mojim_store::store::{Page, Store, read_superblock};
@@ -48,9 +49,68 @@ const MOST_RECORDS: usize = 4 << 20;
 /// Most numbers and names of files that an answer says to have changed.
 const MOST_CHANGED: usize = 4096;
 
+/// About how many bytes of an answer are the list of files. What is asked for again, as far as a
+/// number, is more if files came meanwhile.
+const MOST_LISTED: usize = 192 << 10;
+/// Most files of a list with sums.
+const MOST_SUMMED: usize = 1024;
+/// Most bytes of a file whose sums come with the list, and of all of them in one answer.
+const SMALL: u64 = 64 << 10;
+const MOST_SMALL: u64 = 4 << 20;
+/// Most bytes of the names that an answer says to have changed.
+const MOST_CHANGED_BYTES: usize = 128 << 10;
+/// How long a copy stays open for the next look.
+const LOOKS_AGAIN: Duration = Duration::from_millis(300);
+/// How long a catalogue is kept for the next look.
+const LISTS_AGAIN: Duration = Duration::from_secs(5);
+/// How long no look occupies a copy that a program wants to open.
+const GIVES_WAY: Duration = Duration::from_secs(3);
+
+/// Which files' entries an answer needs.
+#[derive(Clone, Copy)]
+enum Want {
+    One(u32),
+    Part(Part),
+}
+
+impl Want {
+    fn from(&self) -> u32 {
+        match self {
+            Want::One(id) => *id,
+            Want::Part(p) => p.from,
+        }
+    }
+
+    /// Takes what is wanted from the entries from that number on, and the number from which on
+    /// it was too much.
+    fn take<'a>(
+        &self,
+        all: impl Iterator<Item = &'a CatalogEntry>,
+    ) -> (Vec<CatalogEntry>, Option<u32>) {
+        let p = match self {
+            Want::One(id) => return (all.take(1).filter(|e| e.id == *id).cloned().collect(), None),
+            Want::Part(p) => p,
+        };
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        let more = if p.until == 0 { 1 } else { 4 };
+        for e in all.take_while(|e| p.until == 0 || e.id < p.until) {
+            // As JSON a name may be longer.
+            bytes += 64 + serde_json::to_string(&e.name).map_or(0, |n| n.len());
+            let full = bytes > MOST_LISTED * more || p.sums && taken.len() >= MOST_SUMMED * more;
+            if full && !taken.is_empty() {
+                return (taken, Some(e.id));
+            }
+            taken.push(e.clone());
+        }
+        (taken, None)
+    }
+}
+
 /// A copy at the moment of a request.
 struct Seen<'a> {
+    /// The files that are wanted, and the number of the first one that was too much.
     files: Vec<CatalogEntry>,
+    next: Option<u32>,
     /// All records up to this LSN are in what is read.
     low: u64,
     last: u64,
@@ -87,6 +147,36 @@ impl Seen<'_> {
             .context(|| format!("reading file {id} of volume {}", v.name))?;
         bytes.truncate(got);
         Ok(bytes)
+    }
+
+    /// The files as an answer lists them.
+    fn list(&mut self, v: &Volume, sums: bool) -> Result<Vec<Value>> {
+        let mut left = MOST_SMALL;
+        let mut listed = Vec::new();
+        for e in std::mem::take(&mut self.files) {
+            let mut of = json!({ "id": e.id, "name": e.name, "size": e.size });
+            if sums && e.size <= SMALL.min(left) {
+                left -= e.size;
+                of["sums"] = json!(self.all_sums(v, &e)?);
+            }
+            listed.push(of);
+        }
+        Ok(listed)
+    }
+
+    /// The sums of all pages of a file.
+    fn all_sums(&mut self, v: &Volume, e: &CatalogEntry) -> Result<String> {
+        let mut sums = String::new();
+        if e.size > 0 {
+            let file = (self.open)(e)?;
+            let mut bytes = vec![0; e.size as usize];
+            let got = file
+                .read_at(&mut bytes, 0)
+                .context(|| format!("reading file {} of volume {}", e.id, v.name))?;
+            let pages = bytes[..got].chunks(COPY_PAGE as usize);
+            pages.for_each(|page| hex(&mut sums, &sum(page)));
+        }
+        Ok(sums)
     }
 
     /// The ranges of a page, relative to its start and ascending, that the records since
@@ -131,7 +221,9 @@ impl Seen<'_> {
                 names.insert(String::from_utf8_lossy(payload).into_owned());
             }
         })?;
-        (ids.len() + names.len() <= MOST_CHANGED).then(|| json!({ "ids": ids, "names": names }))
+        let bytes: usize = names.iter().map(String::len).sum();
+        let few = ids.len() + names.len() <= MOST_CHANGED && bytes <= MOST_CHANGED_BYTES;
+        few.then(|| json!({ "ids": ids, "names": names }))
     }
 }
 
@@ -169,12 +261,14 @@ impl Node {
     fn see<T>(
         self: &Arc<Node>,
         v: &Volume,
+        want: Want,
         after: Option<After>,
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
-        if let Some(m) = self.of(v).mirror() {
+        let held = self.of(v);
+        if let Some(m) = held.mirror() {
             self.await_applied(&m);
-            return see_store(&m.store, m.tail(), after, f);
+            return see_store(&m.store, m.tail(), want, after, f);
         }
         let meta = layout::meta_dir(&self.me, &v.name);
         if read_superblock(&*self.env, &meta)?.is_none() {
@@ -183,20 +277,78 @@ impl Node {
                 self.me.name, v.name
             )));
         }
-        if self.in_use(v) {
-            return self.see_from_outside(v, f);
+        let mut opened = held.opened();
+        if opened.is_none() {
+            if self.in_use(v) {
+                drop(opened);
+                return self.see_from_outside(v, want, f);
+            }
+            *opened = Some(self.open_to_look(v)?);
         }
-        let _look = self.of(v).look();
-        let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
+        let o = opened.as_mut().expect("just opened");
+        o.last = self.env.now();
         // No program is attached. Records in the primary's ring count; those that are not
         // applied yet are compared by LSN.
-        let tail = store.tail();
-        let r = see_store(&store, tail, after, f)?;
-        if store.was_clean() {
-            // Otherwise the copy would look as a dead program leaves it.
-            store.close_clean(tail)?;
+        let seen = see_store(&o.store, o.store.tail(), want, after, f);
+        let failed = o.store.check().is_err();
+        drop(opened);
+        if failed {
+            self.end_look(v);
         }
-        Ok(r)
+        seen
+    }
+
+    /// Opens a copy that nobody uses; it counts as looked at until it is closed.
+    fn open_to_look(&self, v: &Volume) -> Result<Opened> {
+        let now = self.env.now();
+        let mut known = self.of(v).known();
+        if known.gave_way.is_some_and(|at| now - at < GIVES_WAY) {
+            return Err(Error::Busy(format!(
+                "volume {}: a program is attaching",
+                v.name
+            )));
+        }
+        known.looks += 1;
+        drop(known);
+        let store = Store::open(&self.env, layout::store(&self.config, &self.me, v));
+        if store.is_err() {
+            self.of(v).known().looks -= 1;
+        }
+        Ok(Opened {
+            store: store?,
+            last: now,
+        })
+    }
+
+    /// Closes a copy that is open for looks. False if none is.
+    pub(super) fn end_look(&self, v: &Volume) -> bool {
+        let held = self.of(v);
+        let mut opened = held.opened();
+        let Some(o) = opened.take() else {
+            return false;
+        };
+        // Otherwise the copy would look as a dead program leaves it.
+        let closed = match o.store.was_clean() {
+            true => o.store.close_clean(o.store.tail()),
+            false => Ok(()),
+        };
+        if let Err(e) = closed {
+            warn!(node = %self.me.name, volume = %v.name, "closing a copy: {}", e.cause());
+        }
+        drop(o);
+        held.known().looks -= 1;
+        true
+    }
+
+    /// Closes what was not looked at for a while.
+    pub(super) fn end_old_look(&self, v: &Volume) {
+        let now = self.env.now();
+        let held = self.of(v);
+        let is_old = |o: &Opened| now - o.last >= LOOKS_AGAIN;
+        if held.opened().as_ref().is_some_and(is_old) {
+            self.end_look(v);
+        }
+        held.listed().take_if(|l| now - l.last >= LISTS_AGAIN);
     }
 
     /// Waits until what is committed is applied, for a while: an answer as of an earlier LSN says
@@ -217,6 +369,7 @@ impl Node {
     fn see_from_outside<T>(
         &self,
         v: &Volume,
+        want: Want,
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
         let busy = |why: &str| Error::Busy(format!("volume {}: {why}", v.name));
@@ -230,8 +383,11 @@ impl Node {
         // earlier program's.
         let epoch = live(Live::Epoch)?;
         let low = live(Live::Applied)?;
-        let catalog = || self.catalog(&spec.meta);
+        let catalog = || self.catalog_now(v, &spec.meta);
         let c = catalog()?;
+        let first = c.files.partition_point(|e| e.id < want.from());
+        let (files, next) = want.take(c.files[first..].iter());
+        drop(c);
         let sb =
             read_superblock(&*self.env, &spec.meta)?.ok_or_else(|| busy("it is being made"))?;
         if sb.view.epoch != epoch || sb.state != State::Whole || epoch == 0 {
@@ -243,7 +399,8 @@ impl Node {
                 .ok_or_else(|| busy("the names of its files change"))
         };
         f(&mut Seen {
-            files: c.files,
+            files,
+            next,
             low,
             last: live(Live::Last)?,
             state: sb.state,
@@ -257,6 +414,39 @@ impl Node {
             // The records are in another process's logs.
             records: None,
         })
+    }
+
+    /// The catalogue of a copy that a program has open; read again only if it is another one.
+    fn catalog_now(&self, v: &Volume, meta: &Path) -> Result<Arc<Catalog>> {
+        let is = self.catalog_is(meta)?;
+        let now = self.env.now();
+        if let Some(l) = self.of(v).listed().as_mut().filter(|l| l.is == is) {
+            l.last = now;
+            return Ok(l.catalog.clone());
+        }
+        // If it changes in between, it is read again the next time.
+        let catalog = Arc::new(self.catalog(meta)?);
+        *self.of(v).listed() = Some(Listed {
+            is,
+            catalog: catalog.clone(),
+            last: now,
+        });
+        Ok(catalog)
+    }
+
+    /// What tells a catalogue from another one: its length, its first bytes, and its checksum.
+    fn catalog_is(&self, meta: &Path) -> Result<(u64, Vec<u8>, Vec<u8>)> {
+        let path = meta.join("catalog");
+        let what = || format!("reading {}", path.display());
+        let file = self.env.open(&path, OpenHow::default()).context(what)?;
+        let len = file.len().context(what)?;
+        let read = |at: u64, most: usize| {
+            let mut bytes = vec![0; most];
+            let got = file.read_at(&mut bytes, at).context(what)?;
+            bytes.truncate(got);
+            Ok::<_, Error>(bytes)
+        };
+        Ok((len, read(0, 48)?, read(len.saturating_sub(4), 4)?))
     }
 
     pub(super) fn catalog(&self, meta: &Path) -> Result<Catalog> {
@@ -273,14 +463,10 @@ impl Node {
 
     /// The list of files. `since.after`: also what changed in it since. `since.since`:
     /// waits until all records up to this LSN are in the files.
-    pub(super) fn files(self: &Arc<Node>, v: &Volume, since: Since) -> Result<Value> {
+    pub(super) fn files(self: &Arc<Node>, v: &Volume, since: Since, part: Part) -> Result<Value> {
         self.await_low(since.since, || {
-            self.see(v, After::of(since), |s| {
-                let files: Vec<Value> = s
-                    .files
-                    .iter()
-                    .map(|f| json!({ "id": f.id, "name": f.name, "size": f.size }))
-                    .collect();
+            self.see(v, Want::Part(part), After::of(since), |s| {
+                let files = s.list(v, part.sums)?;
                 let answer = json!({
                     "low": s.low,
                     "high": (s.high)(),
@@ -290,6 +476,7 @@ impl Node {
                     "epoch": s.epoch,
                     "born": s.born,
                     "files": files,
+                    "next": s.next,
                     "changed": s.changed(),
                 });
                 Ok((s.low, answer))
@@ -317,7 +504,7 @@ impl Node {
         offset: u64,
         pages: u64,
     ) -> Result<Value> {
-        self.see(v, None, |s| {
+        self.see(v, one(id), None, |s| {
             let bytes = s.read(v, id, offset, pages.min(MOST_PAGES) * COPY_PAGE)?;
             let mut sums = String::with_capacity(bytes.len() / 128 + 2 * SUM_LEN);
             for page in bytes.chunks(COPY_PAGE as usize) {
@@ -337,7 +524,7 @@ impl Node {
         since: Since,
     ) -> Result<Value> {
         self.await_low(since.since, || {
-            self.see(v, After::of(since), |s| {
+            self.see(v, one(id), After::of(since), |s| {
                 let bytes = s.read(v, id, offset, COPY_PAGE)?;
                 let mut text = String::new();
                 hex(&mut text, &bytes);
@@ -497,13 +684,18 @@ impl Node {
     }
 }
 
+/// What is wanted of a file alone. No file has the number 0.
+fn one(id: u64) -> Want {
+    Want::One(u32::try_from(id).unwrap_or(0))
+}
+
 /// Opens the file of a catalogue's entry by its name; `None` if the name is no longer
 /// that file's. `now` reads the present catalogue.
 fn open_as(
     env: &dyn Env,
     dir: &Path,
     e: &CatalogEntry,
-    now: impl FnOnce() -> Result<Catalog>,
+    now: impl FnOnce() -> Result<Arc<Catalog>>,
 ) -> Result<Option<Arc<dyn File>>> {
     let path = dir.join(&e.name);
     let file = env
@@ -511,16 +703,16 @@ fn open_as(
         .context(|| format!("opening {}", path.display()))?;
     // Another file may have taken the name. The catalogue changes before the names do, so
     // it shows this.
-    let still = now()?
-        .files
-        .iter()
-        .any(|f| f.id == e.id && f.name == e.name);
+    let now = now()?;
+    let at = now.files.binary_search_by_key(&e.id, |f| f.id);
+    let still = at.is_ok_and(|at| now.files[at].name == e.name);
     Ok(still.then_some(file))
 }
 
 fn see_store<T>(
     store: &Store,
     last: u64,
+    want: Want,
     after: Option<After>,
     f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
 ) -> Result<T> {
@@ -530,11 +722,12 @@ fn see_store<T>(
         // After a failed write the bytes may be anything.
         store.check()?;
         let sb = store.superblock();
-        let files = area.files().cloned().collect();
+        let (files, next) = want.take(area.files_from(want.from()));
         let history = store.history();
         let same = after.is_some_and(|a| history.epoch_at(a.lsn).unwrap_or(0) == a.epoch);
         f(&mut Seen {
             files,
+            next,
             low: lsn,
             last,
             state: sb.state,
@@ -571,6 +764,50 @@ mod tests {
     use super::*;
     use mojim_linux::Os;
 
+    /// The list of some 25,000 files was one answer, larger than a frame may be: `verify` and
+    /// `repair` failed for good.
+    #[test]
+    fn a_list_of_files_comes_in_parts_that_fit_a_frame() {
+        let name = |id: u32| format!("{id}-{}", "\u{1}".repeat(40));
+        let entry = |id| CatalogEntry {
+            id,
+            size: 1,
+            name: name(id),
+        };
+        let all: Vec<_> = (1..=30_000).map(entry).collect();
+        for sums in [false, true] {
+            let (mut from, mut seen) = (0, 0);
+            loop {
+                let first = all.partition_point(|e| e.id < from);
+                let part = Part {
+                    from,
+                    until: 0,
+                    sums,
+                };
+                let (taken, next) = Want::Part(part).take(all[first..].iter());
+                assert_eq!(taken, all[seen..seen + taken.len()]);
+                seen += taken.len();
+                let sums = "0".repeat(2 * SUM_LEN);
+                let of = |e: &CatalogEntry| json!({ "id": e.id, "size": e.size, "name": e.name, "sums": sums });
+                let text = json!(taken.iter().map(of).collect::<Vec<_>>()).to_string();
+                assert!(
+                    text.len() < mojim_format::frame::MAX_BODY / 2,
+                    "{}",
+                    text.len()
+                );
+                // Asked for again as far as that, it is all there.
+                let until = next.unwrap_or(u32::MAX);
+                let again = Want::Part(Part { until, ..part });
+                assert_eq!(again.take(all[first..].iter()), (taken, None));
+                match next {
+                    Some(next) => from = next,
+                    None => break,
+                }
+            }
+            assert_eq!(seen, all.len());
+        }
+    }
+
     /// A file that took another's name between two reads was read in its place, and
     /// `verify` compared it, `repair` copied it.
     #[test]
@@ -600,16 +837,20 @@ mod tests {
         // The names change just after the catalogue is read.
         let look = || {
             turn();
-            Ok(first.clone())
+            Ok(Arc::new(first.clone()))
         };
         let file = open_as(&env, dir.path(), &entry(1, "f"), look).unwrap();
         let mut bytes = [0; 3];
         file.unwrap().read_at(&mut bytes, 0).unwrap();
         assert_eq!(&bytes, b"one");
         // They have changed before: the catalogue that is made first says so.
-        let read = open_as(&env, dir.path(), &entry(1, "f"), || Ok(turned.clone()));
+        let read = open_as(&env, dir.path(), &entry(1, "f"), || {
+            Ok(Arc::new(turned.clone()))
+        });
         assert!(read.unwrap().is_none());
-        let read = open_as(&env, dir.path(), &entry(2, "f"), || Ok(turned.clone()));
+        let read = open_as(&env, dir.path(), &entry(2, "f"), || {
+            Ok(Arc::new(turned.clone()))
+        });
         assert!(read.unwrap().is_some());
     }
 }

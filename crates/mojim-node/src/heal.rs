@@ -104,6 +104,7 @@ impl Node {
     /// whether it is. This copy may be in order itself: a program that detaches as its
     /// link breaks has committed records of which the mirror never hears that they are.
     pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
+        self.end_look(v);
         let open = v.mirror.is_some() && self.leads_unused(v)?.is_some();
         if open {
             self.of(v).known().unsettled = true;
@@ -181,8 +182,12 @@ impl Node {
     /// Ends healing for a program that is about to attach. Returns whether the program
     /// has to wait for that end.
     pub(super) fn give_way(&self, v: &Volume) -> bool {
+        self.of(v).known().gave_way = Some(self.env.now());
+        let looked = self.end_look(v);
         let healing = self.of(v).known().healing.clone();
-        let Some(asked) = healing else { return false };
+        let Some(asked) = healing else {
+            return looked;
+        };
         asked.store(true, Release);
         self.heals.notify();
         true

@@ -4,7 +4,7 @@
 //! from the node's start to its end, so looking it up needs no lock.
 //!
 //! Invariants:
-//! - The order of locks is `mirror`, then `known`. A thread holds those of one volume only:
+//! - The order of locks is `mirror`, then `opened`, then `known`; `catalog` is alone. A thread holds those of one volume only:
 //!   no volume waits for what is done with another.
 //! - `mirror` is held for as long as a copy is opened, closed to be opened again, or given
 //!   up: nobody else opens it meanwhile.
@@ -20,7 +20,9 @@ use serde_json::Value;
 use mojim_config::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Error, Result};
+use mojim_format::Catalog;
 use mojim_replica::mirror::Mirror;
+use mojim_store::store::Store;
 
 use crate::conditions::Conditions;
 
@@ -34,6 +36,24 @@ pub(crate) struct Held {
     pub(crate) volume: Volume,
     mirror: Mutex<Option<Arc<Mirror>>>,
     known: Mutex<Known>,
+    opened: Mutex<Option<Opened>>,
+    catalog: Mutex<Option<Listed>>,
+}
+
+/// A copy that nobody uses, and that is open for looks: not opened anew for each of them.
+pub(crate) struct Opened {
+    pub(crate) store: Store,
+    /// When it was looked at last.
+    pub(crate) last: Duration,
+}
+
+/// The catalogue of a copy that a program has open, as last read.
+pub(crate) struct Listed {
+    /// Its file's length, its first bytes and its checksum.
+    pub(crate) is: (u64, Vec<u8>, Vec<u8>),
+    pub(crate) catalog: Arc<Catalog>,
+    /// When it was used last.
+    pub(crate) last: Duration,
 }
 
 /// What a node knows of a volume's copy, beside what the copy says itself.
@@ -46,6 +66,8 @@ pub(crate) struct Known {
     /// If a program left the copy without detaching: the superblock's sequence when this
     /// node looked, and up to which LSN it found records; `None` if it could not look.
     pub(crate) settled: Option<(u64, Option<u64>)>,
+    /// When a program last asked this node to give way.
+    pub(crate) gave_way: Option<Duration>,
     /// How many looks this node has at the copy at present.
     pub(crate) looks: usize,
     /// What lies in the volume's directory past Mojim, as last found.
@@ -108,6 +130,8 @@ impl Held {
             volume,
             mirror: Mutex::default(),
             known: Mutex::default(),
+            opened: Mutex::default(),
+            catalog: Mutex::default(),
         }
     }
 
@@ -135,6 +159,17 @@ impl Held {
     /// What is known of it.
     pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
+    }
+
+    /// The copy that is open for looks. Whoever opens it there counts a look, and whoever closes it
+    /// ends that.
+    pub(crate) fn opened(&self) -> MutexGuard<'_, Option<Opened>> {
+        lock(&self.opened)
+    }
+
+    /// The catalogue as a program's copy last had it.
+    pub(crate) fn listed(&self) -> MutexGuard<'_, Option<Listed>> {
+        lock(&self.catalog)
     }
 
     /// Begins a look at a copy that nobody else uses: before the copy is opened, until it

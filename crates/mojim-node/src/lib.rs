@@ -324,6 +324,7 @@ impl Node {
             l.close();
         }
         for held in self.held.values() {
+            self.end_look(&held.volume);
             let m = held.place().take();
             if let Some(m) = m
                 && let Err(e) = self.close_mirror(&m)
@@ -382,6 +383,7 @@ impl Node {
     fn mirror(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
         let held = self.of(v);
         let mut place = held.place();
+        self.end_look(v);
         // `stop` closes the mirror that is there when it takes the lock.
         if self.stopping.load(SeqCst) {
             return Err(Error::Busy("this node is stopping".into()));
@@ -963,6 +965,7 @@ impl Node {
         let mut losses = HashMap::new();
         while !self.stopping.load(Acquire) {
             for v in self.volumes() {
+                self.end_old_look(&v);
                 self.tell_risk(&v, &mut losses);
                 self.look_at_conditions(&v);
                 let meta = layout::meta_dir(&self.me, &v.name);

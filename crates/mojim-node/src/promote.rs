@@ -62,7 +62,7 @@ impl Node {
     /// Promotes, or goes on with a promotion that was asked for before. The answer says how far
     /// it is, if it is not over soon: before a node can be primary it applies what waits, which
     /// may take longer than anybody waits for an answer.
-    pub(super) fn promote_asked(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+    pub(super) fn promoted(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
         let p = self.promotion(v, force)?;
         let is_over = || p.outcome().is_some() || self.stopping.load(Acquire);
         let end = self.env.now() + ANSWER_AFTER;

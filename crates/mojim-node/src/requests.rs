@@ -204,13 +204,14 @@ impl Node {
             Request::Reload { sum } => self.reload(sum),
             Request::Raft(call) => match &self.views {
                 Some(views) => views.hear(call),
-                None => Err(Error::Invalid(format!(
-                    "node {} does not vote",
-                    self.me.name
-                ))),
+                None => Err(Error::Invalid(format!("{} does not vote", self.me.name))),
             },
-            Request::Promote { volume, force } => self.promote_asked(&self.held(&volume)?, force),
-            Request::Files { volume, since } => self.files(&self.held(&volume)?, since),
+            Request::Promote { volume, force } => self.promoted(&self.held(&volume)?, force),
+            Request::Files {
+                volume,
+                since,
+                part,
+            } => self.files(&self.held(&volume)?, since, part),
             Request::Sums {
                 volume,
                 id,

@@ -72,6 +72,8 @@ pub enum Request {
         volume: String,
         #[serde(flatten)]
         since: Since,
+        #[serde(flatten)]
+        part: Part,
     },
     /// Checksums of pages.
     Sums {
@@ -136,6 +138,20 @@ pub struct Since {
     /// LSN.
     #[serde(default)]
     pub since: u64,
+}
+
+/// A part of a list of files, by ascending number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// From this number on.
+    #[serde(default)]
+    pub from: u32,
+    /// Below this number, if it is not 0.
+    #[serde(default)]
+    pub until: u32,
+    /// With checksums of the pages of small files.
+    #[serde(default)]
+    pub sums: bool,
 }
 
 /// A voter's question to another.

@@ -248,6 +248,11 @@ impl Area {
         self.files.values()
     }
 
+    /// Those from a number on.
+    pub fn files_from(&self, id: u32) -> impl Iterator<Item = &CatalogEntry> {
+        self.files.from(id)
+    }
+
     /// How many there are.
     pub fn count(&self) -> usize {
         self.files.len()

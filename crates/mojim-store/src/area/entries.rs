@@ -35,6 +35,11 @@ impl Entries {
         self.by_id.values()
     }
 
+    /// Those from a number on, ascending.
+    pub(super) fn from(&self, id: u32) -> impl Iterator<Item = &CatalogEntry> {
+        self.by_id.range(id..).map(|(_, e)| e)
+    }
+
     /// The entries that have a name.
     pub(super) fn holders<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a CatalogEntry> {
         let sum = self.sums.hash_one(name);
