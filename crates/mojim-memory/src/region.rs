@@ -156,7 +156,7 @@ impl Private {
         let tracker = match o.write {
             // SAFETY: the mapping was just made and stays until `close`,
             // which drops the tracker's use of it first.
-            true => Some(unsafe { attach_tracker(base, mapped, kind, meter, o.fixed)? }),
+            true => Some(unsafe { attach_tracker(base, mapped, kind, meter, o.fixed, true)? }),
             false => None,
         };
         if !o.fixed {
@@ -185,6 +185,7 @@ pub unsafe fn attach_tracker(
     kind: TrackerKind,
     meter: Option<&Arc<Meter>>,
     fixed: bool,
+    private: bool,
 ) -> Result<Box<dyn Tracker>> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
     let kind = match kind {
@@ -197,7 +198,7 @@ pub unsafe fn attach_tracker(
     let tracker = unsafe {
         match meter {
             Some(meter) => track::attach_metered(base, len, meter),
-            None => track::attach(base, len, kind),
+            None => track::attach(base, len, kind, private),
         }
     };
     tracker.map_err(|e| {

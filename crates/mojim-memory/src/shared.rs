@@ -262,7 +262,7 @@ impl Shared {
         let tracker = match o.write {
             // SAFETY: the mapping was just made, and stays until `close`, which
             // drops the tracker first.
-            true => Some(unsafe { attach_tracker(base, mapped, kind, None, o.fixed)? }),
+            true => Some(unsafe { attach_tracker(base, mapped, kind, None, o.fixed, false)? }),
             false => None,
         };
         if !o.fixed {

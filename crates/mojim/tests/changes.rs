@@ -671,6 +671,79 @@ fn a_safe_call_maps_over_no_memory_of_the_process() {
     v.detach().unwrap();
 }
 
+const SPARSE: &str = "MOJIM_TEST_SPARSE";
+/// Much more than fits any memory here.
+const VAST: usize = 512 << 30;
+
+/// A process that was killed while it mapped a sparse region of 512 GiB held the volume for minutes: every
+/// page had a marker in the page tables (1 GiB of them), which the kernel removes one by one.
+#[test]
+fn a_vast_sparse_region_takes_no_page_tables_for_what_is_not_touched() {
+    let d = Dir::new("sparse");
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_with_a_vast_region", "--nocapture"])
+        .env(SPARSE, &d.0)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let said = |l: &String| l == "synced";
+    let found = std::io::BufRead::lines(out)
+        .map_while(Result::ok)
+        .any(|l| said(&l));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(found);
+    let v = Volume::attach_with(&config(&d.0, "auto", ""), "a", None, |_, _| {}).unwrap();
+    let m = map(&v, VAST);
+    for (at, byte) in TOUCHED {
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { m.ptr.add(at).read() }, byte, "{at:#x}");
+    }
+    v.detach().unwrap();
+}
+
+/// Where the process stores, and what.
+const TOUCHED: [(usize, u8); 4] = [
+    (5, 1),
+    (VAST / 2, 2),
+    (VAST / 2 + (20 << 10), 3),
+    (VAST - 1, 4),
+];
+
+#[test]
+fn child_with_a_vast_region() {
+    let Some(dir) = std::env::var_os(SPARSE) else {
+        return;
+    };
+    let config = config(Path::new(&dir), "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let m = map(&v, VAST);
+    for (at, byte) in TOUCHED {
+        // What is only read, beside it, is found once and sent never.
+        // SAFETY: inside the mapping.
+        unsafe {
+            std::hint::black_box(m.ptr.add(at ^ (64 << 10)).read());
+            m.ptr.add(at).write(byte);
+        }
+        assert!(msync(m.ptr, m.len).unwrap() > 0, "{at:#x}");
+        assert_eq!(msync(m.ptr, m.len).unwrap(), 0, "{at:#x}");
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let tables = status.lines().find_map(|l| l.strip_prefix("VmPTE:"));
+    let kib: usize = tables
+        .unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap();
+    assert!(kib < 64 << 10, "page tables: {kib} KiB");
+    println!("synced");
+    // Until it is killed.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    std::thread::sleep(std::time::Duration::from_secs(600));
+}
+
 const CANNOT_BEGIN: &str = "MOJIM_TEST_CANNOT_BEGIN";
 
 /// A sync point collects what was stored, and marks it clean, before it has its LSN. One that gets
@@ -783,6 +856,37 @@ fn fsync_is_one_sync_point_of_a_files_regions() {
     v.detach().unwrap();
     let first = |file: &str, at| std::fs::read(v.directory().join(file)).unwrap()[at];
     assert_eq!([first("f", 0), first("f", 65536), first("g", 0)], [5, 5, 0]);
+}
+
+/// The thread that applies and checkpoints had the lowest priority, and held locks for which rollbacks and
+/// sync points wait: beside busy programs these took up to a second.
+#[test]
+fn no_thread_that_callers_wait_for_has_a_lower_priority() {
+    let d = Dir::new("priority");
+    let v = Volume::attach_with(&config(&d.0, "auto", ""), "a", None, |_, _| {}).unwrap();
+    let nice = |id: u32| {
+        // SAFETY: a question about a thread of this process.
+        unsafe { libc::getpriority(libc::PRIO_PROCESS, id) }
+    };
+    let own = nice(0);
+    let threads = || {
+        let all = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let name = |e: &std::fs::DirEntry| std::fs::read_to_string(e.path().join("comm"));
+        let mut found = all.filter(|e| name(e).is_ok_and(|n| n.trim_end() == "mojim-checkpoin"));
+        let ids = found
+            .by_ref()
+            .filter_map(|e| e.file_name().to_str()?.parse().ok());
+        ids.collect::<Vec<u32>>()
+    };
+    let ids = threads();
+    assert!(!ids.is_empty());
+    // It is said at the thread's start: until then it has the priority of the test.
+    v.create("f").unwrap();
+    v.settle().unwrap();
+    for id in ids {
+        assert_eq!(nice(id), own);
+    }
+    v.detach().unwrap();
 }
 
 /// Without `atomic` nothing is rolled back, as on Linux.

@@ -61,7 +61,12 @@ pub enum Kind {
 /// `[base, base + len)` is a live mapping with `PROT_READ | PROT_WRITE`, private or of shared
 /// memory, page aligned, that stays mapped, with its protection left alone, until the tracker is
 /// dropped. No other tracker is attached to any part of it.
-pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dyn Tracker>> {
+pub unsafe fn attach(
+    base: *mut u8,
+    len: usize,
+    kind: Kind,
+    private: bool,
+) -> io::Result<Box<dyn Tracker>> {
     let page = rustix::param::page_size();
     let addr = base as usize;
     if len == 0 || addr == 0 || (addr | len) & (page - 1) != 0 || addr.checked_add(len).is_none() {
@@ -71,11 +76,11 @@ pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dy
     // SAFETY: the caller's promise is that of both functions.
     unsafe {
         match kind {
-            Kind::Uffd => uffd::attach(addr, len),
+            Kind::Uffd => uffd::attach(addr, len, private),
             Kind::Mprotect => mprotect::attach(addr, len),
             // Another userfaultfd may hold this range, or no descriptor may be left.
             Kind::Auto if uffd_available() => {
-                uffd::attach(addr, len).or_else(|_| mprotect::attach(addr, len))
+                uffd::attach(addr, len, private).or_else(|_| mprotect::attach(addr, len))
             }
             Kind::TwoLevel if uffd_available() => {
                 two_level::attach(addr, len).or_else(|_| mprotect::attach(addr, len))

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use super::process::Process;
 use super::tracker::{Tracker, check_range, push};
-use super::uffd::{Marks, Uffd, of_pages, pagemap, registered, scan};
+use super::uffd::{Marks, Scan, Uffd, of_pages, pagemap, registered, scan};
 
 /// A mapping of this process whose stores another process looks for. Dropping it makes the pages
 /// ordinary memory again.
@@ -112,7 +112,11 @@ impl Tracker for Remote {
         }
         let from = out.len();
         let fd = self.pagemap.as_fd();
-        if scan(fd, self.base, start..end, rearm, out).is_ok() && self.is_there() {
+        let how = Scan {
+            rearm,
+            is_sparse: false,
+        };
+        if scan(fd, self.base, start..end, how, out).is_ok() && self.is_there() {
             self.marks.report(start..end, rearm, out, from);
         } else {
             out.truncate(from);

@@ -85,7 +85,7 @@ impl Map {
             match kind {
                 // In chunks so small that most tests have several, and cross their borders.
                 Kind::TwoLevel => two_level::of_chunks(self.base as usize, self.len, 3, None),
-                kind => attach(self.base, self.len, kind),
+                kind => attach(self.base, self.len, kind, false),
             }
         }
         .unwrap()
@@ -280,9 +280,9 @@ fn refuses_bad_ranges() {
         drop(t);
         // SAFETY: refused before anything is touched.
         unsafe {
-            assert!(attach(map.base.add(1), p, kind).is_err());
-            assert!(attach(map.base, p + 1, kind).is_err());
-            assert!(attach(map.base, 0, kind).is_err());
+            assert!(attach(map.base.add(1), p, kind, false).is_err());
+            assert!(attach(map.base, p + 1, kind, false).is_err());
+            assert!(attach(map.base, 0, kind, false).is_err());
         }
     }
 }

@@ -65,7 +65,7 @@ const GAP: usize = 2 << 20;
 pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
     if len < LEAST {
         // SAFETY: the caller's promise.
-        return unsafe { uffd::attach(base, len) };
+        return unsafe { uffd::attach(base, len, false) };
     }
     let pages = (CHUNK / rustix::param::page_size()).max(1);
     // SAFETY: the caller's promise.
@@ -100,7 +100,11 @@ pub(super) unsafe fn of_chunks(
     let (upper, lower) = unsafe {
         (
             mprotect::of_units(base, len, pages, meter.cloned())?,
-            uffd::of_pages(base, len)?,
+            // Unarmed, more is found in the chunks that are open, nothing less.
+            match len > uffd::MOST_ARMED {
+                true => uffd::registered(base, len)?,
+                false => uffd::of_pages(base, len)?,
+            },
         )
     };
     let chunk = pages * rustix::param::page_size();

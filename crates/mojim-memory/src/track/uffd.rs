@@ -195,13 +195,39 @@ pub(super) struct Uffd {
     fd: OwnedFd,
     pagemap: RawFd,
     marks: Marks,
+    /// Nothing was armed in advance, and a page that is not in memory was not stored to: what a private
+    /// mapping holds is in memory, or swapped out. (Of shared memory that the kernel has taken out of
+    /// the page tables, only the markers are left.)
+    is_sparse: bool,
 }
 
+/// A larger range is not armed in advance where that can be done without. Each page of it would have a
+/// marker in the page tables, which the kernel removes one by one at the process's end: half a minute
+/// for each 100 GiB, in which a killed process still held its volume. So a page of such a range that was
+/// only read counts as written once.
+pub(super) const MOST_ARMED: usize = 16 << 30;
+
+/// `private`: the mapping is a private one.
+///
 /// # Safety
 /// As [`super::attach`].
-pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
+pub(super) unsafe fn attach(
+    base: usize,
+    len: usize,
+    private: bool,
+) -> io::Result<Box<dyn Tracker>> {
     // SAFETY: the caller's promise.
-    Ok(Box::new(unsafe { of_pages(base, len)? }))
+    let tracker = unsafe {
+        match private && len > MOST_ARMED {
+            true => {
+                let mut tracker = registered(base, len)?;
+                tracker.is_sparse = true;
+                tracker
+            }
+            false => of_pages(base, len)?,
+        }
+    };
+    Ok(Box::new(tracker))
 }
 
 /// # Safety
@@ -246,6 +272,7 @@ pub(super) unsafe fn registered(base: usize, len: usize) -> io::Result<Uffd> {
         fd,
         pagemap,
         marks: Marks::default(),
+        is_sparse: false,
     })
 }
 
@@ -350,7 +377,11 @@ impl Uffd {
         for part in parts {
             // SAFETY: the descriptor is never closed by us, and open in this process.
             let pagemap = unsafe { BorrowedFd::borrow_raw(self.pagemap) };
-            if let Err(e) = scan(pagemap, self.base, part, rearm, out) {
+            let scan_for = Scan {
+                rearm,
+                is_sparse: self.is_sparse,
+            };
+            if let Err(e) = scan(pagemap, self.base, part, scan_for, out) {
                 out.truncate(from);
                 if rearm {
                     // Some pages may be protected again without having been reported.
@@ -364,26 +395,36 @@ impl Uffd {
     }
 }
 
+/// How pages are scanned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scan {
+    /// What is reported is protected again.
+    pub rearm: bool,
+    /// A page that is not in memory was not written.
+    pub is_sparse: bool,
+}
+
 /// Appends the pages of `part` that were written, relative to `base`, by the page tables of
 /// whichever memory `pagemap` was opened for. What is not mapped there is not reported.
 pub(super) fn scan(
     pagemap: BorrowedFd<'_>,
     base: usize,
     part: Range<usize>,
-    rearm: bool,
+    how: Scan,
     out: &mut Vec<Range<usize>>,
 ) -> io::Result<()> {
     // The kernel allocates a vector of up to 512 entries for each call: ask for few at first.
     const FIRST: usize = 32;
-    const MORE: usize = 512;
+    // They lie on the stack of the program's thread.
+    const MORE: usize = 128;
     let from = out.len();
     let mut left = (base + part.start) as u64..(base + part.end) as u64;
     let mut few = [const { MaybeUninit::<PageRegion>::uninit() }; FIRST];
-    left.start = scan_into(pagemap, base, &left, rearm, &mut few, out, from)?;
+    left.start = scan_into(pagemap, base, &left, how, &mut few, out, from)?;
     if !left.is_empty() {
         let mut many = [const { MaybeUninit::<PageRegion>::uninit() }; MORE];
         while !left.is_empty() {
-            left.start = scan_into(pagemap, base, &left, rearm, &mut many, out, from)?;
+            left.start = scan_into(pagemap, base, &left, how, &mut many, out, from)?;
         }
     }
     Ok(())
@@ -395,14 +436,14 @@ fn scan_into(
     pagemap: BorrowedFd<'_>,
     base: usize,
     left: &Range<u64>,
-    rearm: bool,
+    how: Scan,
     regions: &mut [MaybeUninit<PageRegion>],
     out: &mut Vec<Range<usize>>,
     from: usize,
 ) -> io::Result<u64> {
     let mut arg = PmScanArg {
         size: size_of::<PmScanArg>() as u64,
-        flags: PM_SCAN_CHECK_WPASYNC | if rearm { PM_SCAN_WP_MATCHING } else { 0 },
+        flags: PM_SCAN_CHECK_WPASYNC | if how.rearm { PM_SCAN_WP_MATCHING } else { 0 },
         start: left.start,
         end: left.end,
         walk_end: 0,
@@ -410,9 +451,13 @@ fn scan_into(
         vec_len: regions.len() as u64,
         max_pages: 0,
         category_inverted: 0,
-        // Exactly this mask in both, and no others, takes the kernel's fast path.
+        // Exactly this mask in both, and no others, takes the kernel's fast path. There a page that is
+        // not in memory, and has no marker, counts as written.
         category_mask: PAGE_IS_WRITTEN,
-        category_anyof_mask: 0,
+        category_anyof_mask: match how.is_sparse {
+            true => PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            false => 0,
+        },
         return_mask: PAGE_IS_WRITTEN,
     };
     // SAFETY: the argument of PAGEMAP_SCAN is a PmScanArg, whose vec and vec_len are those of
@@ -527,7 +572,7 @@ unsafe fn probe_mapping(base: *mut u8, page: usize) -> io::Result<bool> {
     let mut found = Vec::new();
     // SAFETY: the caller's promise; the tracker is dropped before the function returns.
     unsafe {
-        let tracker = attach(base as usize, 3 * page)?;
+        let tracker = attach(base as usize, 3 * page, true)?;
         base.read_volatile();
         tracker.collect(0, 3 * page, true, &mut found)?;
         let clean = found.is_empty();
