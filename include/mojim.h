@@ -20,7 +20,8 @@
  *    while none is.
  * 3. A child made by fork has a copy of private working copies: it can read and
  *    store, but nothing of them can be committed, and calls fail with EOPNOTSUPP
- *    there. Attach after the fork. Shared working copies it shares: it can store
+ *    there. Attach after the fork (a child of a process that has detached all it
+ *    had attached is like any other process). Shared working copies it shares: it can store
  *    and call everything, as a process that has joined (mojim_join); fork waits
  *    until it is one. Where that cannot be arranged (no descriptors are left, the
  *    owner does not answer within 5 seconds), it can only read, and standard error
@@ -214,7 +215,8 @@ mojim_t *mojim_attach_reader(const char *config, const char *node,
  *     call fails with ESTALE: nothing can be committed any more. What they had
  *     stored and nobody had committed is not kept. They can detach (once a call
  *     has failed so, which may be this one) and join again; one of them is the
- *     owner then. A child made by fork cannot join again.
+ *     owner then. A child made by fork while its parent was attached cannot join
+ *     again.
  *   - Calls wait as long as the owner does; there is no other limit.
  *
  * EBUSY where another process has the volume for itself (after some seconds: it

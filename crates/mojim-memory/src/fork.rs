@@ -1,9 +1,12 @@
-//! Forks: a child of a process that attached has a copy of its memory, which
+//! Forks: a child of a process that is attached has a copy of its memory, which
 //! must not be committed.
 //!
-//! Owns the mark by which a child knows that it was forked.
+//! Owns the mark by which a child knows that it was forked, and the count of attachments.
+//!
+//! Invariant: a child is marked if anything was attached at the fork, or about to be, and only then;
+//! and so are its own children. What was detached before leaves nothing that could be committed.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
 use mojim_env::{Error, Result};
 
@@ -44,14 +47,31 @@ impl Once {
 }
 
 extern "C" fn after_fork_in_child() {
-    FORKED.store(PID.load(Relaxed) != 0, Relaxed);
+    if ATTACHMENTS.load(SeqCst) > 0 {
+        FORKED.store(true, Relaxed);
+    }
+    if !is_forked() {
+        PID.store(0, Relaxed);
+    }
     mojim_env::descriptors::forked();
 }
 
 /// The process that watches for forks; 0: none.
 static PID: AtomicU32 = AtomicU32::new(0);
+/// How many [`Watch`]es there are.
+static ATTACHMENTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Registers the handler that marks children, once forks are watched.
+/// An attachment: children that are forked while it lives are marked.
+#[derive(Debug)]
+pub struct Watch(());
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        ATTACHMENTS.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Registers the handler that marks children while forks are watched.
 pub fn register() {
     static ONCE: Once = Once::new();
     ONCE.call(|| {
@@ -60,14 +80,16 @@ pub fn register() {
     });
 }
 
-/// From here on forked children are marked.
-pub fn watch_forks() {
+/// From here on forked children are marked, as long as what it returns lives.
+pub fn watch_forks() -> Watch {
     register();
-    // A child keeps its parent's number.
+    ATTACHMENTS.fetch_add(1, SeqCst);
+    // A marked child keeps its parent's number.
     let _ = PID.compare_exchange(0, std::process::id(), Relaxed, Relaxed);
+    Watch(())
 }
 
-/// Whether this process was forked from one that watches.
+/// Whether this process, or one that it comes from, was forked from one that was attached.
 pub fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
@@ -78,7 +100,7 @@ pub fn is_other_process() -> bool {
     is_forked() || PID.load(Relaxed) != std::process::id()
 }
 
-/// Fails in a process that was forked from one that watches.
+/// Fails in a process that was forked from one that was attached.
 pub fn check_fork() -> Result<()> {
     match is_forked() {
         true => Err(refused()),

@@ -102,7 +102,7 @@ pub enum Joined {
 /// share it.
 pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined> {
     check_fork()?;
-    watch_forks();
+    let _watch = watch_forks();
     expect_forks();
     let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
     let private = config.volume(volume).map_err(wrong)?.working == Working::Private;
@@ -223,7 +223,7 @@ impl Volume {
         gives_way: Option<&dyn Fn() -> bool>,
     ) -> Result<Volume> {
         check_fork()?;
-        watch_forks();
+        let watch = watch_forks();
         let place = Place::of(config, node, volume, over)?;
         let store = Arc::new(place.open(gives_way.is_none())?);
         let primary = Arc::new(Primary::new(
@@ -233,7 +233,7 @@ impl Volume {
         let holders = Holders::new(layout::others(config, &place.node, &place.volume));
         let session = place.begin(&primary, &holders, &mut progress, gives_way)?;
         store.area().check_sizes()?;
-        let inner = Arc::new(Inner::new(place, primary, holders));
+        let inner = Arc::new(Inner::new(place, primary, holders, watch));
         let started = inner.start_threads(session);
         expect_forks();
         let shared = started.and_then(|()| match inner.volume.working {
@@ -359,6 +359,8 @@ impl Inner {
             store.close_clean(last)
         });
         store.release_lock();
+        // A child that is forked from here on has nothing of this volume.
+        lock(&self.watch).take();
         closed
     }
 
@@ -508,7 +510,8 @@ impl Inner {
     }
 
     fn checkpoint_loop(&self) {
-        mojim_env::threads::yield_to_others();
+        // Rollbacks, changes of sizes and names, and sync points wait for its locks.
+        mojim_env::threads::yield_at_wakeups();
         self.checkpoint_turns();
         if let Some(memory) = &self.memory {
             memory.end();

@@ -358,6 +358,25 @@ fn peer() {
                 });
                 wait_for(child).to_string()
             }
+            // A child of a process that has detached attaches, and so does a child of its own.
+            "fork-last" => {
+                let attach = || match join(&config, "a", None) {
+                    Ok(v) => {
+                        let synced = synced(map(&v, flags()).unwrap());
+                        match v {
+                            Joined::Owner(v) => v.detach().unwrap(),
+                            Joined::Guest(g) => g.detach().unwrap(),
+                        }
+                        i32::from(synced > 1)
+                    }
+                    Err(e) => e.errno(),
+                };
+                let child = fork(|| match attach() {
+                    0 => wait_for(fork(attach)),
+                    e => e,
+                });
+                wait_for(child).to_string()
+            }
             "descriptors" => format!("{} {}", descriptors(1), descriptors(4)),
             "settle" => {
                 match volume.as_ref().unwrap() {
@@ -630,6 +649,28 @@ fn a_child_that_was_forked_before_attaches() {
     assert_eq!(p.ask("join"), "owner");
     p.ask("map");
     assert_eq!(p.ask("fork 1 10 sync"), "0");
+}
+
+/// A process had attached and detached: no child of it could ever attach (EOPNOTSUPP), and servers that
+/// look at the volume first and fork their workers then had none that worked.
+#[test]
+fn a_child_of_a_process_that_has_detached_attaches() {
+    let dir = Dir::new("forked-last");
+    let mut p = Peer::start(&dir);
+    for _ in 0..2 {
+        assert_eq!(p.ask("join"), "owner");
+        p.ask("map");
+        assert_eq!(p.ask("store 1 10"), "");
+        assert_eq!(p.ask("detach"), "");
+        assert_eq!(p.ask("fork-last"), "0");
+    }
+    // Of one that was a guest, too.
+    let mut o = Peer::start(&dir);
+    assert_eq!(o.ask("join"), "owner");
+    assert_eq!(p.ask("join"), "guest");
+    p.ask("map");
+    assert_eq!(p.ask("detach"), "");
+    assert_eq!(p.ask("fork-last"), "0");
 }
 
 #[test]

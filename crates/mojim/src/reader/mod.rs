@@ -39,7 +39,7 @@ use mojim_config::Config;
 use mojim_env::event::Event;
 use mojim_env::threads::{SignalsWait, block_signals};
 use mojim_env::{Context, Error, Result, descriptors};
-use mojim_memory::fork::{check_fork, watch_forks};
+use mojim_memory::fork::{Watch, check_fork, watch_forks};
 use mojim_memory::places::{self, Claim};
 use mojim_memory::region::{MapFlags, Mapping};
 use mojim_memory::uffd;
@@ -95,6 +95,8 @@ struct Inner {
     /// An eventfd that ends the wait for faults.
     bell: OwnedFd,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Until it is detached.
+    watch: Mutex<Option<Watch>>,
 }
 
 /// The regions of all readers of this process.
@@ -156,7 +158,7 @@ impl Reader {
         options: ReaderOptions,
     ) -> Result<Reader> {
         check_fork()?;
-        watch_forks();
+        let watch = watch_forks();
         let (source, node, volume) = Source::of(config, node, volume)?;
         if rustix::param::page_size() != PAGE {
             return Err(Error::Unsupported(format!(
@@ -184,6 +186,7 @@ impl Reader {
                 .map_err(std::io::Error::from)
                 .context(|| "reading".into())?,
             threads: Mutex::default(),
+            watch: Mutex::new(Some(watch)),
         });
         drop(inner.look(Which::None, ATTACH)?);
         inner.start()?;
@@ -380,6 +383,7 @@ impl Reader {
             // A thread that panicked has reported it.
             let _ = t.join();
         }
+        lock(&self.0.watch).take();
         unmapped
     }
 

@@ -23,7 +23,7 @@ use super::wire::{MOST_RANGES, Part, Reply, Request, Shown, VERSION, begin_sync,
 use crate::last;
 use mojim_config::{Config, Working};
 use mojim_env::{Context, Error, Result};
-use mojim_memory::fork::{is_forked, refused};
+use mojim_memory::fork::{Watch, is_forked, refused, watch_forks};
 use mojim_memory::places::{self, Claim};
 use mojim_memory::region::{MapFlags, Mapping};
 use mojim_memory::shared;
@@ -50,6 +50,8 @@ struct Attached {
     watched: bool,
     talk: Mutex<Talk>,
     line: Arc<Line>,
+    /// Until the sharing has ended.
+    watch: Mutex<Option<Watch>>,
 }
 
 struct Talk {
@@ -190,6 +192,7 @@ impl Attached {
         limit: Option<Duration>,
     ) -> Result<Attached> {
         let what = || format!("sharing volume {volume}");
+        let watch = watch_forks();
         let line = Arc::new(Line::connect(socket, limit).context(what)?);
         let pagemap = match mojim_memory::track::uffd_available() {
             true => own_pagemap().ok(),
@@ -220,6 +223,7 @@ impl Attached {
             watched: pagemap.is_some(),
             line,
             talk: Mutex::new(talk),
+            watch: Mutex::new(Some(watch)),
         })
     }
 
@@ -683,6 +687,7 @@ impl Attached {
         let mut talk = lock(&self.talk);
         talk.ended = true;
         talk.line.close();
+        lock(&self.watch).take();
     }
 
     /// Takes this attachment and its windows out of the table.

@@ -16,7 +16,7 @@ use mojim_config::{Config, Node, Volume as VolumeConfig};
 use mojim_env::event::Event;
 use mojim_env::{Env, Error, Result};
 use mojim_linux::Os;
-use mojim_memory::fork::check_fork;
+use mojim_memory::fork::{Watch, check_fork};
 use mojim_memory::region::Region;
 use mojim_memory::shared::Shared;
 use mojim_replica::holders::Holders;
@@ -59,6 +59,8 @@ pub(crate) struct Inner {
     pub(super) shared: SharedCopies,
     pub(super) owner: Mutex<Owner>,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Until it is detached.
+    pub(super) watch: Mutex<Option<Watch>>,
 }
 
 /// What is known of a volume's names.
@@ -108,7 +110,12 @@ pub struct Volume(pub(super) Arc<Inner>);
 
 impl Inner {
     /// A volume whose primary has begun its epoch.
-    pub(super) fn new(place: Place, primary: Arc<Primary>, holders: Arc<Holders>) -> Inner {
+    pub(super) fn new(
+        place: Place,
+        primary: Arc<Primary>,
+        holders: Arc<Holders>,
+        watch: Watch,
+    ) -> Inner {
         let Place {
             config,
             volume,
@@ -134,6 +141,7 @@ impl Inner {
             shared: Mutex::default(),
             owner: Mutex::default(),
             threads: Mutex::new(Vec::new()),
+            watch: Mutex::new(Some(watch)),
         }
     }
 

@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::io::{PipeReader, PipeWriter, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, MutexGuard, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -172,6 +173,10 @@ extern "C" fn in_child() {
 
 impl Inner {
     fn before_fork(self: &Arc<Inner>, family: &mut Family) -> Result<()> {
+        // It has given everything back, and the numbers of its descriptors may be others'.
+        if self.detached.load(SeqCst) {
+            return Ok(());
+        }
         let copies = lock(&self.shared).clone();
         let mut windows = Vec::new();
         for (copy, region) in copies {
