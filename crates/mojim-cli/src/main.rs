@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod append;
 mod ask;
+mod below;
 mod bench;
 mod bench_programs;
 mod carry;
@@ -18,6 +19,7 @@ mod demo;
 mod docs;
 mod failover;
 mod failure;
+mod guard;
 mod heard;
 mod interval;
 mod keys;

@@ -2,17 +2,22 @@
 //! it.
 
 use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim::ReaderFiles;
 use mojim_config::{Config, Failover, Node, Volume, Working};
+use mojim_env::Address;
 use mojim_mount::{Flags, Mounted, Options, Reading};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use mojim_replica::layout;
 use serde_json::json;
 
 use crate::ask::load;
+use crate::below::Below;
 use crate::failure::{Done, Failure, say_on_stderr};
+use crate::guard;
 use crate::interval::{Interval, interval};
 use crate::log::{self, Form};
 use crate::node::raise_descriptors;
@@ -24,7 +29,8 @@ use crate::while_used::{self, Users};
 /// How often it is looked whether the mount has ended, or its node is no longer the primary.
 const TURN: Duration = Duration::from_millis(200);
 
-/// How long a mount for programs under `mojim run` waits for a copy that another process has open.
+/// How long a mount for programs under `mojim run` waits for a copy that another process has open, and
+/// every mount for a mirror that is slow.
 const BUSY: Duration = Duration::from_secs(20);
 
 /// Mount a volume as a directory: any program can keep its files there.
@@ -75,6 +81,9 @@ pub struct Mount {
     /// For programs under `mojim run`: ends when none of them has the mount any more.
     #[arg(long, hide = true, conflicts_with_all = ["wait", "json"])]
     while_used: bool,
+    /// Of these two processes, the one that serves.
+    #[arg(long, hide = true, requires = "while_used")]
+    guarded: bool,
     /// What the mount allows, as mount(8) has it: ro, suid, dev, noexec, noatime. Without `suid` and
     /// `dev`, setuid and setgid bits do not count there, and device files cannot be opened.
     #[arg(short = 'o', long = "options", value_parser = Flags::parse, default_value = "", hide_default_value = true, value_name = "OPTIONS")]
@@ -108,14 +117,29 @@ enum Over {
     Stale,
 }
 
+impl Over {
+    /// Each end of a mount is in the log.
+    fn log(&self) {
+        match self {
+            Over::Asked => tracing::info!("the mount ends: a signal asked for it"),
+            Over::Unmounted => tracing::warn!(
+                "the mount ends: somebody unmounted it, or ended its connection to the kernel"
+            ),
+            Over::Stale => tracing::warn!("the mount ends: another node is the primary"),
+        }
+    }
+}
+
 impl Mount {
     /// Mounts, and returns when that is over.
     pub fn run(self) -> Done {
         mojim_linux::hide_memory();
         signals::block()?;
         log::install(&self.name, self.log)?;
-        if self.while_used {
-            return self.run_while_used();
+        match (self.while_used, self.guarded) {
+            (true, true) => return self.run_while_used(),
+            (true, false) => return guard::watch(&self.directory, "--guarded"),
+            _ => {}
         }
         let config = load(&self.config)?;
         let volume = config.volume(self.volume.as_deref())?;
@@ -129,8 +153,11 @@ impl Mount {
             return self.run_read(&config, volume);
         }
         raise_descriptors();
-        let _below = post.as_ref().map(|_| Below::over(&self.directory));
-        let mut waits = Waits::default();
+        let _below = match &post {
+            Some(_) => Some(Below::over(&self.directory)?),
+            None => None,
+        };
+        let (mut waits, mut slow) = (Waits::default(), Slow::default());
         loop {
             if let Some(post) = &post {
                 while !post.is_ready_within(TURN) {
@@ -144,8 +171,10 @@ impl Mount {
                 }
             }
             let attached = match self.attach(&config, volume) {
-                Err(e) if post.is_some() && may_pass(&e) => {
-                    waits.say(&e.to_string());
+                Err(e)
+                    if post.is_some() && may_pass(&e) || slow.is_it(&e, &config, node, volume) =>
+                {
+                    waits.say(&format!("waiting: {e}"));
                     if signals::came_within(TURN)? {
                         return Ok(0);
                     }
@@ -155,8 +184,9 @@ impl Mount {
             };
             let mounted = self.mount(attached)?;
             self.say_ready(&volume.name);
-            waits = Waits::default();
+            (waits, slow) = (Waits::default(), Slow::default());
             let over = wait(&mounted, self.wait)?;
+            over.log();
             let ended = mounted.end();
             if over != Over::Stale {
                 ended?;
@@ -215,10 +245,15 @@ impl Mount {
             may_pass(e) || passes.contains(&e.errno())
         };
         let in_time = || began.elapsed() < BUSY;
+        let mut said = false;
         let serving = loop {
             match while_used::serving(&self.directory)? {
                 Some(file) => break file,
-                None if in_time() => std::thread::sleep(TURN),
+                None if in_time() => {
+                    let last = "the process of the last mount has not ended yet";
+                    say_waits(&mut said, last.into());
+                    std::thread::sleep(TURN);
+                }
                 None => {
                     return Err(Failure {
                         code: LATER,
@@ -227,10 +262,17 @@ impl Mount {
                 }
             }
         };
+        let (mut said, mut slow) = (false, Slow::default());
         let attached = loop {
             match self.attach(&config, volume) {
-                // The node's daemon may look at what a dead process left.
-                Err(mojim::Error::Busy(_)) if in_time() => {}
+                // The node's daemon may look at what a dead process left; the mirror may be busy with
+                // what that had begun.
+                Err(e)
+                    if in_time() && matches!(e, mojim::Error::Busy(_))
+                        || slow.is_it(&e, &config, node, volume) =>
+                {
+                    say_waits(&mut said, e.to_string());
+                }
                 attached => break attached,
             }
         };
@@ -326,6 +368,14 @@ fn say_begun(what: &Begun) {
     let _ = out.flush();
 }
 
+/// Says once what the mount waits for.
+fn say_waits(said: &mut bool, text: String) {
+    if !std::mem::replace(said, true) {
+        tracing::info!("waiting: {text}");
+        say_begun(&Begun::Waits { text });
+    }
+}
+
 /// Whether an attach may succeed later: the node's daemon may have the copy open, or the view may
 /// have changed again.
 fn may_pass(e: &mojim::Error) -> bool {
@@ -333,24 +383,21 @@ fn may_pass(e: &mojim::Error) -> bool {
     matches!(e, Busy(_) | Stale(_) | Timeout(_))
 }
 
-/// An empty file system below the mount, which takes nothing: what programs stored into the bare
-/// directory while this node is not the primary would stay on this machine. Only root may have it.
-struct Below(Option<PathBuf>);
+/// Since when the mirror is there and does not answer in time: after the death of a primary it may be busy
+/// with what that had begun.
+#[derive(Default)]
+struct Slow(Option<Instant>);
 
-impl Below {
-    fn over(directory: &Path) -> Below {
-        let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
-        let done = mount("mojim:waiting", directory, "tmpfs", flags, None);
-        Below(done.is_ok().then(|| directory.to_owned()))
-    }
-}
-
-impl Drop for Below {
-    fn drop(&mut self) {
-        if let Some(at) = &self.0 {
-            // Somebody else may have unmounted it.
-            let _ = unmount(at, UnmountFlags::DETACH);
-        }
+impl Slow {
+    /// Whether an attach failed for that, and is to be tried again.
+    fn is_it(&mut self, e: &mojim::Error, config: &Config, node: &Node, volume: &Volume) -> bool {
+        let mirror = layout::peer(config, node, volume);
+        matches!(e, mojim::Error::Timeout(_))
+            && self.0.get_or_insert_with(Instant::now).elapsed() < BUSY
+            && mirror.is_some_and(|m| match m.address {
+                Address::Tcp(at) => TcpStream::connect_timeout(&at, TURN * 5).is_ok(),
+                Address::Unix(at) => UnixStream::connect(at).is_ok(),
+            })
     }
 }
 

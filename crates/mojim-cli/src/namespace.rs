@@ -25,6 +25,9 @@ use crate::runs_mount::Device;
 /// The number of the error that the mount has just ended: one that `exec` does not have.
 pub const ENDED: i32 = libc::EOWNERDEAD;
 
+/// The source of the file system below the volume's mount, by which such a namespace is known.
+pub const BELOW: &CStr = c"mojim:run";
+
 /// Where a program's volume is, in its namespace.
 pub struct Namespace {
     mount: CString,
@@ -92,7 +95,7 @@ impl Namespace {
         )?;
         // Who unmounts the volume there, as one does after a kill, must not find the bare copy below.
         let (kind, flags) = (c"tmpfs", MountFlags::RDONLY | MountFlags::NODEV);
-        let below = mount(kind, self.directory.as_c_str(), kind, flags, c"mode=555");
+        let below = mount(BELOW, self.directory.as_c_str(), kind, flags, c"mode=555");
         step(
             c"laying an empty file system below the volume's mount",
             below,

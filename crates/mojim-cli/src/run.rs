@@ -46,6 +46,10 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// or that has the set-user-ID or set-group-ID bit or capabilities, and a script for such an
 /// interpreter.
 ///
+/// If the mount's process dies, the programs that use the mount are killed (SIGKILL), as by a machine
+/// that stops: their files would stay dead for them. The next `mojim run` mounts the volume again, and
+/// says what had happened.
+///
 /// Becomes the program; its exit code is the program's. Where the volume's views change by themselves
 /// (`failover = "automatic"`), it waits until this node is the volume's primary, then starts the
 /// program, ends it when the node no longer is, and waits again. What it waits for, where and since
@@ -131,7 +135,9 @@ impl Run {
             Ok(Some(held))
         };
         if !self.read && volume.failover == Failover::Automatic {
-            return supervise::run(command, &mut prepare, &config, &self.config, node, volume);
+            let why = || mount.as_ref().and_then(RunsMount::failed);
+            let file = &self.config;
+            return supervise::run(command, &mut prepare, &why, &config, file, node, volume);
         }
         let mut pause = |time| {
             std::thread::sleep(time);

@@ -5,7 +5,8 @@
 //! belongs to no program, and no program's end takes it along.
 //!
 //! The place has `at`, where it is mounted; `lock`; `serving`, which its process has locked while it
-//! lives; `log`, what that says; and `failed`, what the last one could not commit.
+//! lives; `log`, what that says; and `failed`, what the last one could not commit, or of what it died.
+//! A second process watches the first (`guard.rs`).
 //!
 //! Invariants:
 //! - A mount is looked at, started and joined, and left by its process when nobody uses it, by who
@@ -46,6 +47,9 @@ const STEP: Duration = Duration::from_millis(2);
 const NOTE: usize = 256;
 /// A log that is larger is begun anew by the next mount.
 const MOST_LOG: u64 = 1 << 20;
+
+/// The file with what the last mount could not commit; nodes read it for `mojim status`.
+pub use mojim_replica::layout::RUN_FAILED as FAILED;
 
 /// The exit code of a mount that may succeed later.
 pub const LATER: u8 = 75;
@@ -228,8 +232,8 @@ impl RunsMount {
 
     /// What the last mount could not commit was told to nobody.
     fn say_what_failed(&self) {
-        let path = self.dir.join("failed");
-        if let Ok(text) = std::fs::read_to_string(&path) {
+        let path = self.dir.join(FAILED);
+        if let Some(text) = self.failed() {
             say_on_stderr(&format!(
                 "volume {}: not all that earlier programs stored was committed when the last of them \
                  ended: {text}",
@@ -237,6 +241,11 @@ impl RunsMount {
             ));
             let _ = std::fs::remove_file(&path);
         }
+    }
+
+    /// What the last mount could not commit, or of what it died.
+    pub fn failed(&self) -> Option<String> {
+        std::fs::read_to_string(self.dir.join(FAILED)).ok()
     }
 
     fn lock(&self) -> Result<File, Failure> {
@@ -296,32 +305,49 @@ impl RunsMount {
         let out = child.stdout.take().expect("it is piped");
         // The process in the middle; where nobody waits for children, there is none.
         let _ = child.wait();
-        let mut line = String::new();
-        self.wait_for(&out, pause)?;
-        BufReader::new(out).read_line(&mut line)?;
-        match serde_json::from_str(&line) {
-            Ok(Begun::Mounted) => Ok(()),
-            Ok(Begun::Failed { text, code }) => Err(Failure { code, text }),
-            Err(_) => Err(Failure::failed(format!(
-                "the process of volume {}'s mount ended; {} may say why",
-                self.volume,
-                place(&path)
-            ))),
+        let mut out = BufReader::new(out);
+        let mut said = false;
+        loop {
+            if out.buffer().is_empty() {
+                self.wait_for(out.get_ref(), &mut said, pause)?;
+            }
+            let mut line = String::new();
+            out.read_line(&mut line)?;
+            match serde_json::from_str(&line) {
+                Ok(Begun::Waits { text }) => {
+                    said = true;
+                    say_on_stderr(&format!("volume {}: waiting: {text}", self.volume));
+                }
+                Ok(Begun::Mounted) => return Ok(()),
+                Ok(Begun::Failed { text, code }) => return Err(Failure { code, text }),
+                Err(_) => {
+                    return Err(Failure::failed(format!(
+                        "the process of volume {}'s mount ended; {} may say why",
+                        self.volume,
+                        place(&path)
+                    )));
+                }
+            }
         }
     }
 
     /// Until there is something to read, or the end; no thread waits, since who enters a namespace
     /// may have one only.
-    fn wait_for(&self, out: &ChildStdout, pause: &mut Pause) -> Result<(), Failure> {
+    /// Says once that it waits.
+    fn wait_for(
+        &self,
+        out: &ChildStdout,
+        said: &mut bool,
+        pause: &mut Pause,
+    ) -> Result<(), Failure> {
         let (began, now) = (Instant::now(), rustix::time::Timespec::default());
-        let mut said = false;
         loop {
             let mut fds = [PollFd::new(out, PollFlags::IN)];
             if !matches!(poll(&mut fds, Some(&now)), Ok(0)) {
                 return Ok(());
             }
-            if !said && began.elapsed() >= SILENCE {
-                said = true;
+            if !*said && began.elapsed() >= SILENCE {
+                *said = true;
                 say_on_stderr(&format!(
                     "volume {}: waiting until it is mounted ({})",
                     self.volume,
@@ -349,6 +375,11 @@ fn given_up() -> Failure {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Begun {
+    /// It is not there yet.
+    Waits {
+        /// What it waits for.
+        text: String,
+    },
     /// It is there.
     Mounted,
     /// It is not, and the process ends.

@@ -53,7 +53,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
-/// promotion, primaries, beyond, configuration, copy, failed, room, strangers, stale, alone, link, behind, backup-away, backup-lag), `text`
+/// promotion, primaries, beyond, configuration, copy, failed, room, strangers, run, stale, alone, link, behind, backup-away, backup-lag), `text`
 /// and `do`, what to do about it; and, where the node knows it, with `code`, the event's in the daemons'
 /// lines, and `since`, in milliseconds since 1970.
 #[derive(clap::Args)]

@@ -230,10 +230,11 @@ fn clock(t: SystemTime) -> String {
 pub type Prepare<'a> = dyn FnMut(&mut Pause) -> Result<Option<Held>, Failure> + 'a;
 
 /// Runs the command whenever `node` is the primary of `volume`; ends with it. `prepare` is
-/// called before each start.
+/// called before each start. `why`: what may have ended a program.
 pub fn run(
     mut command: Command,
     prepare: &mut Prepare,
+    why: &dyn Fn() -> Option<String>,
     config: &Config,
     file: &Path,
     node: &Node,
@@ -288,12 +289,16 @@ pub fn run(
         let wait = Wait::new(&post, config, file);
         let (status, signalled) = guard(&program, wait, &events, beat, &say)?;
         let wait = Wait::new(&post, config, file);
-        let who = who_now(wait, status, signalled, &events, beat, &say);
+        let who = who_now(wait, signalled, &events, beat, &say);
         match who {
             Who::Another(other) if !signalled => say(format!(
                 "the program ended ({status}); node {other} is the primary now"
             )),
             _ => {
+                if !status.success() {
+                    let why = why().map_or(String::new(), |w| format!(": {w}"));
+                    say(format!("the program ended ({status}){why}"));
+                }
                 return Ok(match status.code() {
                     Some(c) => c as u8,
                     None => 128 + status.signal().unwrap_or(0) as u8,
@@ -325,7 +330,6 @@ fn prepare_until(
 /// with an error of its sync points: that is no end of its work.
 fn who_now(
     mut wait: Wait,
-    status: ExitStatus,
     signalled: bool,
     events: &Receiver<Event>,
     beat: Duration,
@@ -339,7 +343,7 @@ fn who_now(
         wait.is_for(&who, say);
         if wait.is_hopeless(&who) {
             say(format!(
-                "the program ended ({status}); whether another node is the primary now is not known: {}",
+                "whether another node is the primary now is not known: {}; given up",
                 wait.what
             ));
             return Who::Me;

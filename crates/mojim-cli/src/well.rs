@@ -162,6 +162,8 @@ const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
 const STRANGERS: &str = "move them elsewhere; what is to be in the volume, bring there under `mojim run` (or a program of libmojim takes it in when it maps it)";
+const RUN: &str =
+    "start them again: the next `mojim run` mounts the volume anew, and this line goes";
 const CHANGED: &str = "`mojim verify` says where the copies differ; `mojim repair` takes the other copy's bytes, or all of it (`--anew`)";
 const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
 const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";
@@ -547,6 +549,10 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
             differs.join(", ")
         );
         ills.push(Ill::new(name, "configuration", what, CONFIGURATION));
+    }
+    if let Some(why) = n["run_failed"].as_str() {
+        let what = format!("programs under `mojim run` on node {name} have ended: {why}");
+        ills.push(Ill::new(name, "run", what, RUN));
     }
     if n["distrusted"] == true {
         ills.push(Ill::new(

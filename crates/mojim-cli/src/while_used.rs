@@ -5,6 +5,9 @@
 //! place, as over the volume's directory; if its root or working directory, changed by `chroot`, lies
 //! in it; or, when it was taken away for want of such programs, if it has a file of it open.
 //!
+//! Also owns who they are once the mount is dead: the processes in the mount namespaces that `mojim run`
+//! made for it.
+//!
 //! [`RunsMount`]: crate::runs_mount::RunsMount
 
 use std::collections::HashSet;
@@ -16,9 +19,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim_mount::Mounted;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Done, Failure};
-use crate::runs_mount::{Device, device_of, open_own, try_lock};
+use crate::namespace::BELOW;
+use crate::runs_mount::{Device, FAILED, device_of, open_own, try_lock};
 use crate::signals;
 
 /// How often it is looked for what ends the mount.
@@ -27,6 +32,9 @@ const TURN: Duration = Duration::from_millis(200);
 const LOOKS: u32 = 100;
 /// How long the mount is waited for that nobody has any more.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often it is looked for programs of a dead mount, and the pause between two looks.
+const ROUNDS: u32 = 500;
+const PAUSE: Duration = Duration::from_millis(20);
 /// How long programs get EROFS once another node is the primary, before the mount is taken away.
 const STALE: Duration = Duration::from_secs(5);
 
@@ -38,11 +46,11 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
     let mut alone: Option<(File, Instant)> = None;
     let (mut asked, mut waits): (Option<Instant>, bool) = (None, false);
     let mut stale: Option<Instant> = None;
-    loop {
+    let cause = loop {
         if signals::came_within(TURN)? {
             // A service manager may send two at once.
             if asked.is_some_and(|since| since.elapsed() > PATIENCE) {
-                break;
+                break Cause::Asked;
             }
             asked.get_or_insert_with(Instant::now);
             tracing::info!(
@@ -50,7 +58,11 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
             );
         }
         if mounted.is_over() {
-            break;
+            // The last user's end is that of the mount, once it is taken away from its place.
+            break match alone.is_none() && stale.is_none() && !users.are_gone() {
+                true => Cause::CutOff,
+                false => Cause::Unused,
+            };
         }
         if stale.is_none() && mounted.is_stale() {
             stale = Some(Instant::now());
@@ -66,12 +78,12 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
         // The node's daemon needs the copy, to follow the new primary.
         if stale.is_some_and(|since| since.elapsed() > STALE) {
             mounted.forget();
-            break;
+            break Cause::Stale;
         }
         match &alone {
             Some((_, since)) if since.elapsed() > PATIENCE => {
                 if !mounted.is_open() && users.are_gone() {
-                    break;
+                    break Cause::Unused;
                 }
                 if !std::mem::replace(&mut waits, true) {
                     tracing::warn!(
@@ -82,7 +94,8 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
             Some(_) => {}
             None => alone = users.leave(&mounted, stale.is_some()),
         }
-    }
+    };
+    cause.log();
     let ended = mounted.end();
     // What a node that was replaced could not commit is known.
     if stale.is_none()
@@ -91,7 +104,40 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
         users.note(&e.to_string());
         return Err(Failure::from(e));
     }
-    Ok(0)
+    match cause {
+        // What was stored is committed; its programs can reach nothing any more.
+        Cause::CutOff => Err(Failure::failed(
+            "the mount ended under the programs that use it",
+        )),
+        _ => Ok(0),
+    }
+}
+
+/// Why a mount ends.
+#[derive(Debug, Clone, Copy)]
+enum Cause {
+    /// No program uses it.
+    Unused,
+    Asked,
+    /// Another node is the primary.
+    Stale,
+    /// Its connection to the kernel was ended, with programs that use it.
+    CutOff,
+}
+
+impl Cause {
+    /// Each end is in the log.
+    fn log(self) {
+        match self {
+            Cause::Unused => tracing::info!("the mount ends: no program uses it"),
+            Cause::Asked => tracing::warn!("the mount ends: asked to end a second time"),
+            Cause::Stale => tracing::error!("the mount ends: another node is the primary"),
+            Cause::CutOff => tracing::error!(
+                "the mount ends: somebody unmounted it, or ended its connection to the kernel, while \
+                 programs use it"
+            ),
+        }
+    }
 }
 
 /// Who uses the mount.
@@ -168,7 +214,7 @@ impl Users {
 
     /// Leaves word for the next `mojim run`.
     fn note(&self, why: &str) {
-        if let Err(e) = std::fs::write(self.dir.join("failed"), why) {
+        if let Err(e) = std::fs::write(self.dir.join(FAILED), why) {
             tracing::error!("leaving word of what could not be committed: {e}");
         }
     }
@@ -200,7 +246,7 @@ fn are_some(device: Device, place: &[u8]) -> io::Result<bool> {
         let process = entry.path();
         // A process that has ended meanwhile uses nothing. Of another user's neither is said, who
         // cannot use what is not root's.
-        let namespace = std::fs::read_link(process.join("ns/mnt")).ok();
+        let namespace = namespace_of(&process);
         let root = std::fs::read_link(process.join("root")).ok();
         let is_jailed = root.is_some_and(|r| r != Path::new("/"));
         if is_jailed {
@@ -208,10 +254,7 @@ fn are_some(device: Device, place: &[u8]) -> io::Result<bool> {
             if is_it("root") || is_it("cwd") {
                 return Ok(true);
             }
-        } else if namespace
-            .as_ref()
-            .is_some_and(|n| seen.contains(n.as_os_str()))
-        {
+        } else if namespace.as_ref().is_some_and(|n| seen.contains(n)) {
             continue;
         }
         let Some(mounts) = mounts_of(&process) else {
@@ -222,10 +265,93 @@ fn are_some(device: Device, place: &[u8]) -> io::Result<bool> {
         }
         // One in a jail sees a part only.
         if let (Some(n), false) = (namespace, is_jailed) {
-            seen.insert(n.into_os_string());
+            seen.insert(n);
         }
     }
     Ok(false)
+}
+
+/// The mount namespace that a process is in; where its first thread has ended, another one's.
+fn namespace_of(process: &Path) -> Option<OsString> {
+    let of = |thread: &Path| std::fs::read_link(thread.join("ns/mnt")).ok();
+    let threads = || std::fs::read_dir(process.join("task")).ok();
+    let found = of(process).or_else(|| threads()?.flatten().find_map(|t| of(&t.path())));
+    found.map(PathBuf::into_os_string)
+}
+
+/// All processes that can be seen.
+fn processes() -> Vec<(u32, PathBuf)> {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let id = |e: std::fs::DirEntry| Some((e.file_name().to_str()?.parse().ok()?, e.path()));
+    all.filter_map(id).collect()
+}
+
+/// Kills the programs of a dead mount: the processes in every namespace that `mojim run` made for
+/// it. Returns how many.
+pub fn end_users(device: Device) -> usize {
+    let mut killed = HashSet::new();
+    for _ in 0..ROUNDS {
+        let spaces = made_for(device);
+        let is_in = |path: &Path| namespace_of(path).is_some_and(|n| spaces.contains(&n));
+        let mut left = false;
+        for (id, path) in processes() {
+            if id == std::process::id() || !is_in(&path) {
+                continue;
+            }
+            left = true;
+            let Some(pid) = Pid::from_raw(id as i32) else {
+                continue;
+            };
+            // The number may be another process's by now: the descriptor stays the same one's.
+            if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+                && is_in(&path)
+                && pidfd_send_signal(&process, Signal::KILL).is_ok()
+            {
+                killed.insert(id);
+            }
+        }
+        if !left {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    killed.len()
+}
+
+/// The mount namespaces in which `mojim run` has laid this file system over a volume's directory.
+fn made_for(device: Device) -> HashSet<OsString> {
+    let (mut seen, mut made) = (HashSet::new(), HashSet::new());
+    for (_, process) in processes() {
+        // One in a jail sees a part only.
+        let is_jailed = std::fs::read_link(process.join("root")).is_ok_and(|r| r != Path::new("/"));
+        let Some(namespace) = namespace_of(&process).filter(|n| !is_jailed && !seen.contains(n))
+        else {
+            continue;
+        };
+        let Some(mounts) = mounts_of(&process) else {
+            continue;
+        };
+        if is_made_for(&mounts, device) {
+            made.insert(namespace.clone());
+        }
+        seen.insert(namespace);
+    }
+    made
+}
+
+/// Whether the file system is mounted where `mojim run` has laid an empty one before.
+fn is_made_for(mounts: &[u8], device: Device) -> bool {
+    let below: Vec<&[u8]> = mounts
+        .split(|b| *b == b'\n')
+        .filter_map(|line| {
+            let mut words = line.split(|b| *b == b' ');
+            let at = words.nth(4)?;
+            // After a dash: the kind, and the source.
+            words.find(|w| *w == b"-")?;
+            (words.nth(1)? == BELOW.to_bytes()).then_some(at)
+        })
+        .collect();
+    mounted(mounts, device).any(|at| below.contains(&at))
 }
 
 /// A process's `mountinfo`; where its first thread has ended, by another one.
@@ -273,6 +399,22 @@ mod tests {
         assert_eq!(escaped(Path::new("/with blank")), all[1]);
         assert_eq!(mounted(text, (0, 3)).next(), Some(&b"/\xff"[..]));
         assert_eq!(mounted(text, (9, 9)).next(), None);
+    }
+
+    /// Only where `mojim run` has made the namespace are programs killed: not where somebody has mounted
+    /// the file system elsewhere too, nor over another directory.
+    #[test]
+    fn a_namespace_that_was_made_for_a_mount_is_known() {
+        let line = |device: &str, at: &str, source: &str| {
+            format!("67 45 {device} / {at} rw shared:1 - some {source} rw\n")
+        };
+        let run = line("0:50", "/d/v", "mojim:run") + &line("0:39", "/d/v", "mojim:v");
+        assert!(is_made_for(run.as_bytes(), (0, 39)));
+        assert!(!is_made_for(run.as_bytes(), (0, 38)));
+        let elsewhere = line("0:50", "/d/v", "mojim:run") + &line("0:39", "/mnt", "mojim:v");
+        assert!(!is_made_for(elsewhere.as_bytes(), (0, 39)));
+        let own = line("0:50", "/d/v", "tmpfs") + &line("0:39", "/d/v", "mojim:v");
+        assert!(!is_made_for(own.as_bytes(), (0, 39)));
     }
 
     /// This process is one that uses its root.

@@ -349,6 +349,78 @@ fn a_mount_that_waits_takes_over() {
     second.end();
 }
 
+/// The mount was killed while it waited: the empty directory over its own stayed, one more each time.
+#[test]
+fn a_killed_mount_that_waits_leaves_nothing_over_its_directory() {
+    let c = voters::Cluster::new("sync", "disk");
+    let is_over = |m: &Mount| {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        mounts.contains(m.at.to_str().unwrap())
+    };
+    let mut m = Mount::waiting(&c, "b");
+    await_or("its file system", || c.logs(), || is_over(&m).then_some(()));
+    let at = m.at.clone();
+    m.process.kill();
+    m.over = true;
+    let gone = || {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        (!mounts.contains(at.to_str().unwrap())).then_some(())
+    };
+    await_or("its end", || c.logs(), gone);
+    // Of one that was killed together with the process that takes it away.
+    let mut mount = std::process::Command::new("mount");
+    let left = "mojim:waiting:4194304";
+    mount.args(["-t", "tmpfs", "-o", "ro", left]).arg(&at);
+    assert!(mount.status().unwrap().success());
+    let mut m = Mount::waiting(&c, "b");
+    let mounts = || fs::read_to_string("/proc/mounts").unwrap();
+    await_or(
+        "the one of before",
+        || c.logs(),
+        || (is_over(&m) && !mounts().contains(left)).then_some(()),
+    );
+    m.process.signal("TERM");
+    assert_eq!(m.process.wait(), Some(0));
+    m.over = true;
+    await_or("its end", || c.logs(), gone);
+}
+
+/// After a kill of the mount the mirror was busy with what that had begun, and the next mount was
+/// refused, twice, after three seconds each: it waits, and says for whom.
+#[test]
+fn a_mount_waits_for_a_mirror_that_is_slow() {
+    let c = Cluster::new(SYNC);
+    let text = fs::read_to_string(c.file()).unwrap();
+    let usual = "resend_timeout = \"5s\"\n";
+    assert!(text.contains(usual));
+    c.configure(&text.replace(usual, "resend_timeout = \"500ms\"\nresend_attempts = 2\n"));
+    let _a = c.node("a");
+    let b = c.node("b");
+    b.signal("STOP");
+    let at = c.dir.join("at-a");
+    fs::create_dir_all(&at).unwrap();
+    let args = ["--name", "a", at.to_str().unwrap()];
+    let mut process = c.start("mount", &args, "mount-a");
+    await_or(
+        "its wait",
+        || process.errors(),
+        || process.errors().contains("waiting: ").then_some(()),
+    );
+    b.signal("CONT");
+    let line = process.line();
+    assert!(
+        line.as_ref().is_some_and(|l| l.contains("is mounted at")),
+        "{}",
+        process.errors()
+    );
+    Mount {
+        process,
+        at,
+        over: false,
+    }
+    .end();
+}
+
 /// A program has a file open, and has stored into another by a mapping, while the mount is asked
 /// to end: everything is committed, and the directory goes; it was left behind dead, and the
 /// command failed, or what was stored was missing.

@@ -78,12 +78,23 @@ impl Runs {
 
     /// The process of the mount.
     fn server(&self, node: &str) -> Option<u32> {
+        self.process_of(node, true)
+    }
+
+    /// The one that watches it.
+    fn guard(&self, node: &str) -> Option<u32> {
+        self.process_of(node, false)
+    }
+
+    fn process_of(&self, node: &str, guarded: bool) -> Option<u32> {
         let at = self.at(node);
         let all = fs::read_dir("/proc").unwrap().flatten();
         let mut ids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
         ids.find(|id| {
             let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            line.split(|b| *b == 0).any(|arg| arg == b"--while-used")
+            let has = |word: &[u8]| line.split(|b| *b == 0).any(|arg| arg == word);
+            has(b"--while-used")
+                && has(b"--guarded") == guarded
                 && line
                     .windows(at.as_os_str().len())
                     .any(|w| w == at.as_os_str().as_encoded_bytes())
@@ -286,10 +297,11 @@ fn the_end_of_the_last_program_commits_what_it_left() {
     assert_eq!(shell.wait(), Some(0));
 }
 
-/// The volume's process is killed under the programs: they get errors, what they were told is there,
-/// and the next `mojim run` brings the volume up again.
+/// The volume's process is killed under the programs. They lived on with dead files: for a quarter of an
+/// hour every connection to a database failed, and `status` said well. They are killed, too, and `status`
+/// names it; what they were told is there, and the next `mojim run` brings the volume up again.
 #[test]
-fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged() {
+fn a_killed_mount_ends_its_programs_and_the_next_finds_what_was_acknowledged() {
     let r = Runs::new();
     let _a = r.c.node("a");
     let _b = r.c.node("b");
@@ -307,24 +319,54 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
         &format!("cp -a {source} {copy} && sync {copy} && echo copied"),
     );
     assert_eq!(shell.line().as_deref(), Some("copied"));
-    kill(r.server("a").unwrap(), "KILL");
-    tell(&mut shell, &format!("{program} {file} 2; echo $?"));
-    assert_eq!(shell.line().as_deref(), Some("1"));
-    assert!(
-        ["not connected", "connection abort"]
-            .iter()
-            .any(|what| shell.errors().contains(what)),
-        "{}",
-        shell.errors()
+    // Whoever the program has started, and does not use a file: it has the mount, too.
+    tell(
+        &mut shell,
+        "setsid sleep 600 < /dev/null > /dev/null & echo $!",
     );
-    // While the old program is still there.
-    assert_eq!(r.says("a", &[&program, &file, "3"]), "synced\n");
+    let other = shell.line().unwrap();
+    kill(r.server("a").unwrap(), "KILL");
+    assert_eq!(shell.wait(), None, "it is killed");
+    await_that("the end of what the program had started", || {
+        let namespace = fs::read_link(format!("/proc/{other}/ns/mnt"));
+        namespace.is_err().then_some(())
+    });
+    let log = fs::read_to_string(r.at("a").with_file_name("log")).unwrap();
+    assert!(log.contains("ended (signal: 9 (SIGKILL))"), "{log}");
+    let out = r.c.mojim("status", &[]);
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("the process of their mount died"), "{said}");
+    let out = r.run("a", &[&program, &file, "3"]);
+    assert_eq!(text(&out.stdout), "synced\n");
+    let said = text(&out.stderr);
+    assert!(said.contains("the process of their mount died"), "{said}");
+    assert!(!text(&r.c.mojim("status", &[]).stdout).contains("mount died"));
     assert_eq!(r.says("a", &["cat", &file]), "13");
     assert_eq!(r.says("a", &["diff", "-r", source, copy]), "");
-    tell(&mut shell, "exit");
-    shell.wait();
     r.await_end("a");
     r.c.assert_equal();
+}
+
+/// Somebody ends the mount's connection to the kernel, and its process lives: its programs are killed as
+/// if it were dead.
+#[test]
+fn a_mount_that_is_cut_off_ends_its_programs() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, "echo up");
+    assert_eq!(shell.line().as_deref(), Some("up"));
+    // As `umount -f`: the connection is ended, whoever uses the mount.
+    let _ = rustix::mount::unmount(r.at("a"), rustix::mount::UnmountFlags::FORCE);
+    assert_eq!(shell.wait(), None, "it is killed");
+    r.await_end("a");
+    let log = fs::read_to_string(r.at("a").with_file_name("log")).unwrap();
+    assert!(
+        log.contains("the mount ends: somebody unmounted it"),
+        "{log}"
+    );
 }
 
 /// Files move in and out whole, with all that belongs to them, or not at all.
@@ -553,6 +595,12 @@ fn a_killed_mount_is_known_to_be_dead_without_a_question() {
     let mut shell = r.shell("a", "shell");
     tell(&mut shell, &format!("{program} {file} 2"));
     assert_eq!(shell.line().as_deref(), Some("synced"));
+    // And nobody ends its programs.
+    let guard = r.guard("a").unwrap();
+    kill(guard, "KILL");
+    await_that("the end of who watches", || {
+        r.guard("a").is_none().then_some(())
+    });
     kill(r.server("a").unwrap(), "KILL");
     let serving = fs::File::open(r.at("a").with_file_name("serving")).unwrap();
     await_that("the kill", || {

@@ -29,6 +29,9 @@ use mojim_store::store::read_superblock;
 /// How long a request may wait for its answer to change.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(1);
 
+/// Most bytes of what a mount has left word of.
+const MOST_SAID: u64 = 1024;
+
 /// Whether a node did answer, but does not know the request or uses another form of
 /// answer.
 pub(super) fn speaks_otherwise(e: &Error) -> bool {
@@ -564,6 +567,9 @@ impl Node {
             "state": s.state,
         });
         self.status_of_room(v, &mut out);
+        if let Some(why) = self.run_failed(v) {
+            out["run_failed"] = json!(why);
+        }
         if let Some(e) = s.error {
             out["error"] = json!(e);
             let sequence = sb.as_ref().map(|sb| sb.sequence);
@@ -609,6 +615,17 @@ impl Node {
             None => self.status_of_closed(v, &sb, s.attached, &mut out),
         }
         Ok(out)
+    }
+
+    /// What the last mount of programs under `mojim run` could not commit, or of what it died, until
+    /// the next one is made.
+    fn run_failed(&self, v: &Volume) -> Option<String> {
+        use std::io::Read;
+        let path = layout::runs_dir(&self.me, &v.name).join(layout::RUN_FAILED);
+        let mut text = Vec::new();
+        let file = std::fs::File::open(path).ok()?;
+        file.take(MOST_SAID).read_to_end(&mut text).ok()?;
+        Some(String::from_utf8_lossy(&text).into_owned())
     }
 
     fn status_of_open(&self, v: &Volume, m: &Mirror, sb: &Superblock, out: &mut Value) {

@@ -59,6 +59,9 @@ pub fn runs_dir(node: &Node, volume: &str) -> PathBuf {
     meta_dir(node, volume).join("run")
 }
 
+/// The file in it with what the last of these mounts could not commit, or of what it died.
+pub const RUN_FAILED: &str = "failed";
+
 /// Where programs of the node that share the volume keep locks on its files.
 pub fn locks_dir(node: &Node, volume: &str) -> PathBuf {
     meta_dir(node, volume).join("locks")

@@ -1,0 +1,89 @@
+//! The process that watches a mount's process (`while_used.rs`), as the parent of that.
+//!
+//! Owns what follows the death of the mount's process. A dead mount does not come back for who has it:
+//! the working directories and open files of its programs stay dead, and each call fails. So these
+//! programs are killed, as by a machine that stops. Their service managers start them again, and the
+//! next `mojim run` mounts the volume again.
+//!
+//! Invariants:
+//! - The watching process does nothing else, and waits only. It needs no memory of the volume's.
+//! - It says why the mount's process ended, in the log of the mount and beside it, before it
+//!   kills anything.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::failure::Done;
+use crate::runs_mount::{Begun, FAILED, device_of};
+use crate::signals;
+use crate::while_used::end_users;
+
+/// The exit code of a process that panicked.
+const PANICKED: i32 = 101;
+
+/// Starts the mount's process, which is this one's command line and `word`, and waits for its end.
+pub fn watch(at: &Path, word: &str) -> Done {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .arg(word)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    pass_signals_on(&child)?;
+    let mut device = None;
+    let said = BufReader::new(child.stdout.take().expect("it is piped"));
+    for line in said.lines().map_while(Result::ok) {
+        if let Ok(Begun::Mounted) = serde_json::from_str(&line) {
+            device = device_of(at).ok();
+        }
+        // Who started this process may have ended.
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+    let status = child.wait()?;
+    let code = status.code().unwrap_or(1) as u8;
+    let Some(device) = device.filter(|_| !status.success()) else {
+        return Ok(code);
+    };
+    tracing::error!("the mount's process ended ({status}): the programs that use it are killed");
+    if died(status) {
+        note(at, status);
+    }
+    match end_users(device) {
+        0 => {}
+        n => tracing::error!("{n} processes that used the mount were killed"),
+    }
+    Ok(code)
+}
+
+/// Whether the process could not say itself what became of the volume.
+fn died(status: ExitStatus) -> bool {
+    status.code().is_none_or(|code| code == PANICKED)
+}
+
+/// Leaves word for the next `mojim run`, and for `mojim status`.
+fn note(at: &Path, status: ExitStatus) {
+    let why = format!(
+        "the process of their mount died ({status}): what they had not synced is lost, and those that \
+         ran were killed"
+    );
+    if let Err(e) = std::fs::write(at.with_file_name(FAILED), why) {
+        tracing::error!("leaving word of the end of the mount: {e}");
+    }
+}
+
+/// A service manager may know of this process only.
+fn pass_signals_on(child: &Child) -> std::io::Result<()> {
+    let to = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    std::thread::Builder::new().spawn(move || {
+        while let Ok(signal) = signals::wait() {
+            if let Some(signal) = Signal::from_named_raw(signal) {
+                let _ = pidfd_send_signal(&to, signal);
+            }
+        }
+    })?;
+    Ok(())
+}
