@@ -153,10 +153,8 @@ impl Mount {
             return self.run_read(&config, volume);
         }
         raise_descriptors();
-        let _below = match &post {
-            Some(_) => Some(Below::over(&self.directory)?),
-            None => None,
-        };
+        let below = post.as_ref().map(|_| Below::over(&self.directory));
+        let _below = below.transpose()?;
         let (mut waits, mut slow) = (Waits::default(), Slow::default());
         loop {
             if let Some(post) = &post {

@@ -294,17 +294,20 @@ pub fn run(
             Who::Another(other) if !signalled => say(format!(
                 "the program ended ({status}); node {other} is the primary now"
             )),
-            _ => {
-                if !status.success() {
-                    let why = why().map_or(String::new(), |w| format!(": {w}"));
-                    say(format!("the program ended ({status}){why}"));
-                }
-                return Ok(match status.code() {
-                    Some(c) => c as u8,
-                    None => 128 + status.signal().unwrap_or(0) as u8,
-                });
-            }
+            _ => return Ok(ended(status, why, &say)),
         }
+    }
+}
+
+/// The exit code for the end of the program, which is said unless all is well.
+fn ended(status: ExitStatus, why: &dyn Fn() -> Option<String>, say: &impl Fn(String)) -> u8 {
+    if !status.success() {
+        let why = why().map_or(String::new(), |w| format!(": {w}"));
+        say(format!("the program ended ({status}){why}"));
+    }
+    match status.code() {
+        Some(c) => c as u8,
+        None => 128 + status.signal().unwrap_or(0) as u8,
     }
 }
 
