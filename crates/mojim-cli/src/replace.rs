@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim_config::{AUTOMATIC_VOTERS, Config, Failover, Role, Volume};
-use mojim_replica::request::Request;
+use mojim_replica::request::{Request, Retired};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use toml_edit::{Array, DocumentMut, Item, TableLike};
@@ -27,6 +27,8 @@ use crate::status::gather;
 
 /// The pause between two looks at what the nodes do by themselves.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long the voters may take to agree, the question's way included.
+const STEP: Duration = Duration::from_secs(5);
 /// How long a node that reads its file again may take to come back.
 const BACK: Duration = Duration::from_secs(60);
 
@@ -36,17 +38,29 @@ const BACK: Duration = Duration::from_secs(60);
 /// Then has every node read its file again (copy it to each first, where it is not the same file),
 /// and waits until the new node votes and has a copy of each volume. Sync points go on meanwhile.
 /// It may be interrupted and run again. The old node must be ended, and is refused from then on.
+///
+/// --same-name is for a voter that lost its directory of votes (DIR/.mojim/views) and runs again
+/// with an empty one: a majority of the other voters gives the old directory up, for good, and
+/// admits the new one. Nothing of the configuration changes.
 #[derive(clap::Args)]
 pub struct Replace {
     /// The configuration file; it is changed.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// The node that is lost.
-    #[arg(long, value_name = "OLD")]
-    name: String,
+    #[arg(
+        long,
+        value_name = "OLD",
+        required_unless_present = "same_name",
+        requires = "with"
+    )]
+    name: Option<String>,
     /// The node that takes its place: one of the file that holds no volume, or a new one.
-    #[arg(long, value_name = "NEW")]
-    with: String,
+    #[arg(long, value_name = "NEW", requires = "name")]
+    with: Option<String>,
+    /// A voter that lost its directory of votes, and keeps its name.
+    #[arg(long, value_name = "NODE", conflicts_with_all = ["name", "with", "dry_run"])]
+    same_name: Option<String>,
     /// Where the new node listens; asked for where the file does not have it yet.
     #[arg(long, value_name = "IP:PORT")]
     address: Option<SocketAddr>,
@@ -67,7 +81,10 @@ pub struct Replace {
 impl Replace {
     /// Runs it.
     pub fn run(self) -> Done {
-        let (old, new) = (&*self.name, &*self.with);
+        if let Some(name) = &self.same_name {
+            return self.readmit(name);
+        }
+        let (old, new) = self.names();
         // Symbolic links are followed: the file itself changes.
         let path = std::fs::canonicalize(&self.config).map_err(|e| at(&self.config, e))?;
         let _alone = alone(&path)?;
@@ -120,8 +137,79 @@ impl Replace {
         }
     }
 
+    /// Has a majority of the voters give up the directory with which node `name` was admitted,
+    /// and waits until the node votes with the one that it has.
+    fn readmit(&self, name: &str) -> Done {
+        let config = load(&self.config)?;
+        let node = config.node(name)?;
+        let voters = config.voters();
+        if voters.len() < AUTOMATIC_VOTERS || voters.iter().all(|n| n.name != name) {
+            return Err(Failure::usage(format!(
+                "{}: node {name} has no part in a register of views: it has nothing to be admitted to; its copies come by themselves",
+                self.config.display()
+            )));
+        }
+        let end = self
+            .timeout
+            .map(|s| Instant::now() + Duration::from_secs(s));
+        let mut said = String::new();
+        let (mut given_up, mut others) = (false, voters.iter().filter(|n| n.name != name).cycle());
+        loop {
+            // Each may be down, or without the leader.
+            let other = others.next().expect("two voters and more");
+            let voter = name.to_owned();
+            let answer = ask(&config, other, STEP, &Request::Retire { voter });
+            let says = answer.map(serde_json::from_value::<Retired>);
+            let why = match says {
+                Ok(Ok(Retired::Votes)) => return self.readmitted(name, given_up),
+                Ok(Ok(r)) => {
+                    given_up |= r == Retired::Now;
+                    format!(
+                        "node {name} is admitted as soon as it answers: `mojim node --config {} --name {name}` ({})",
+                        self.config.display(),
+                        node.address
+                    )
+                }
+                Ok(Err(e)) => return Err(Failure::failed(format!("node {}: {e}", other.name))),
+                Err(f) => format!("a majority of the other voters has to agree: {}", f.text),
+            };
+            if why != said {
+                say_on_stderr(&why);
+                said = why;
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Err(Failure::failed(format!(
+                    "node {name} does not vote yet; run this again to go on"
+                )));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn readmitted(&self, name: &str, given_up: bool) -> Done {
+        match (self.json, given_up) {
+            (true, _) => output::json(&json!({ "readmitted": name, "given_up": given_up }))?,
+            (false, true) => output::text(&format!(
+                "node {name} votes with the directory that it has; its earlier one is refused from now on\n"
+            ))?,
+            (false, false) => output::text(&format!(
+                "node {name} votes with the directory with which it was admitted\n"
+            ))?,
+        }
+        Ok(0)
+    }
+
+    /// The node that is lost, and the one that takes its place.
+    fn names(&self) -> (&str, &str) {
+        let (old, new) = (&self.name, &self.with);
+        (
+            old.as_deref().unwrap_or_default(),
+            new.as_deref().unwrap_or_default(),
+        )
+    }
+
     fn check_names(&self, config: &Config) -> Result<(), Failure> {
-        let (old, new) = (&*self.name, &*self.with);
+        let (old, new) = self.names();
         let file = self.config.display();
         let wrong = |why: String| Err(Failure::usage(format!("{file}: {why}")));
         if let Some(n) = config.replacement_of(old) {
@@ -171,7 +259,7 @@ impl Replace {
     /// Refuses a log smaller than the others': a running primary makes records that fit
     /// the smallest log, and does not look again.
     fn check_logs(&self, config: &Config) -> Result<(), Failure> {
-        let new = config.node(&self.with)?;
+        let new = config.node(self.names().1)?;
         let volumes = config.volumes.values();
         for v in volumes.filter(|v| v.data_nodes().contains(&&*new.name)) {
             let share = |n: &str| config.nodes[n].log.share(v.connections);
@@ -197,7 +285,7 @@ impl Replace {
         config: &Config,
         primaries: &[(String, String)],
     ) -> Result<String, Failure> {
-        let (old, new) = (&*self.name, &*self.with);
+        let (old, new) = self.names();
         let bad = |what: &str| Failure::failed(format!("{}: {what}", self.config.display()));
         let mut doc: DocumentMut = text.parse().map_err(|e| bad(&format!("{e}")))?;
         let nodes = doc.get_mut("node").and_then(Item::as_table_like_mut);
@@ -250,15 +338,16 @@ impl Replace {
     }
 
     fn report(&self, outcome: Value) -> Done {
+        let (old, new) = self.names();
         if self.json {
             let mut outcome = outcome;
             outcome["config"] = json!(self.config.display().to_string());
-            outcome["replaced"] = json!(self.name);
-            outcome["with"] = json!(self.with);
+            outcome["replaced"] = json!(old);
+            outcome["with"] = json!(new);
             output::json(&outcome)?;
             return Ok(0);
         }
-        let mut t = format!("node {} has the place of node {}\n", self.with, self.name);
+        let mut t = format!("node {new} has the place of node {old}\n");
         for v in outcome["volumes"].as_array().into_iter().flatten() {
             let volume = v["volume"].as_str().unwrap_or("");
             let _ = match v["note"].as_str() {
@@ -621,8 +710,9 @@ vote = false
     fn replace(old: &str, new: &str) -> Replace {
         Replace {
             config: "/c.toml".into(),
-            name: old.into(),
-            with: new.into(),
+            name: Some(old.into()),
+            with: Some(new.into()),
+            same_name: None,
             address: Some("127.0.0.1:9".parse().unwrap()),
             directory: None,
             dry_run: false,

@@ -10,7 +10,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mojim_config::Config;
+use mojim_env::wire::Wire;
 use mojim_env::{Address, Env};
+use mojim_format::FrameKind;
+use mojim_format::message::{Hello, Message, Refuse};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::request::{Post, Request};
@@ -38,6 +42,72 @@ fn falling_back() -> Cluster {
         "backups = [\"c\"]\nfallback = \"automatic\"",
     );
     c
+}
+
+/// Greets node `to` as `from`, over a link that proves nothing; what it is refused with.
+fn refusal(c: &Cluster, from: &str, to: &str, epoch: u64, backup: bool) -> String {
+    let config = Config::load(&c.file()).unwrap();
+    let conn = Os::new()
+        .unwrap()
+        .connect(&Address::Tcp(config.nodes[to].address))
+        .unwrap();
+    let mut wire = Wire::new(conn);
+    let hello = Hello {
+        cluster: "failover".into(),
+        volume: "v".into(),
+        from: from.into(),
+        to: to.into(),
+        volume_id: 0,
+        view: epoch,
+        epoch,
+        attach: !backup,
+        backup,
+        lanes: config.volumes["v"].connections as u16,
+        tail: 0,
+        history: Vec::new(),
+    };
+    wire.send(FrameKind::Hello, epoch, &hello);
+    loop {
+        let sent = wire.flush().unwrap();
+        if let Some((f, body)) = wire.take_frame().unwrap() {
+            assert_eq!(f.kind, FrameKind::Refuse);
+            return Refuse::decode(&body).unwrap().text;
+        }
+        wire.conn.wait(!sent, DEADLINE).unwrap();
+    }
+}
+
+/// One greeting in the name of a backup, with a late epoch, ended the session of the mirror,
+/// which promised that epoch; after one of epoch 2^63 - 1 no node could attach any more.
+#[test]
+fn a_backup_leads_nobody() {
+    let c = Cluster::larger("sync");
+    be_patient(&c);
+    let _nodes = ["a", "b", "c", "w", "x"].map(|n| c.node(n));
+    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    p.acknowledged(0, 50);
+    let p = p.read_on_counting();
+    c.await_mirror();
+    c.await_backup();
+    let promised = || c.says("b")["promised"].as_u64();
+    let before = promised().unwrap();
+    for (epoch, why) in [
+        (before, "is not the primary"),
+        (before + 100, "is not the primary"),
+        (before + (1 << 41), "nobody can have come as far"),
+        (u64::MAX / 2, "nobody can have come as far"),
+    ] {
+        let text = refusal(&c, "c", "b", epoch, false);
+        assert!(text.contains(why), "{text}");
+    }
+    // Nor does it forward to others, and the mirror leads no primary.
+    let text = refusal(&c, "c", "b", before + 100, true);
+    assert!(text.contains("nor its mirror"), "{text}");
+    let text = refusal(&c, "b", "c", before + 100, false);
+    assert!(text.contains("is not the primary"), "{text}");
+    assert_eq!(promised(), Some(before));
+    p.await_more(50);
+    p.stop();
 }
 
 /// Nobody is silent for so long, whatever else the machine does: what changes the view has
@@ -395,9 +465,14 @@ fn a_backup_that_was_led_before_the_register_answered_goes_on() {
     let a = c.node("a");
     let mut b = c.node("b");
     let w = c.node("w");
+    let (mut x, mut later) = (c.node("x"), c.node("c"));
     let (mut p, _) = c.program("a", &[]);
     p.acknowledged(0, 200);
     c.await_view("a", "a", Some("b"));
+    // A voter that was never admitted stands in for no other.
+    ["c", "x"].iter().for_each(|n| c.await_admitted(n));
+    x.kill();
+    later.kill();
     // Two of five voters are left with the backup: no answer.
     a.signal("STOP");
     w.signal("STOP");

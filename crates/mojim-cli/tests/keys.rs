@@ -277,6 +277,8 @@ fn a_member_speaks_as_itself_only() {
             to: "b".into(),
             from: from.into(),
             voters: 0,
+            life: Some(1),
+            knows: None,
             rpc: "vote".into(),
             body: Value::Null,
         })

@@ -153,6 +153,84 @@ fn a_lost_mirror_is_replaced(c: &Home) {
     q.finish();
 }
 
+/// `b` was away while `a`, alone, acknowledged more; then `a` was away, and the witness lost its
+/// disk. `b` and the empty witness made `b` primary: what `a` had acknowledged was on no node,
+/// `status` said well, and `verify` equal. Until an operator has it admitted anew, a voter that
+/// lost its directory votes for nobody.
+#[test]
+fn a_witness_that_lost_its_disk_votes_for_nobody_until_it_is_admitted_anew() {
+    let c = cluster("", false);
+    let (mut a, mut b, mut w) = (c.node("a"), c.node("b"), c.node("w"));
+    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    await_view(&c, "a", "a", Some("b"));
+    b.kill();
+    await_view(&c, "a", "a", None);
+    p.await_more(20);
+    let acknowledged = p.stop();
+    a.kill();
+    w.kill();
+    let kept = c.dir.join("w-of-before");
+    fs::rename(c.dir.join("w"), &kept).unwrap();
+    let (_b, mut w) = (c.node("b"), c.node("w"));
+    let says = |word: &str| {
+        let voters = c.status()["volumes"][0]["voters"].take();
+        voters.to_string().contains(word).then_some(())
+    };
+    await_or(
+        "that w says why it does not vote",
+        || c.status().to_string(),
+        || says("mojim replace --same-name w"),
+    );
+    let read = c.says("b")["register"].take();
+    assert!(read["error"].is_string(), "{read}");
+    let out = c.mojim("promote", &["--name", "b", "--force", "--yes"]);
+    let why = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{why}");
+    assert!(
+        why.contains("what node a, the primary by this copy"),
+        "{why}"
+    );
+    let again = ["--same-name", "w", "--timeout", "1"];
+    let out = c.mojim("replace", &again);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+    // With a, which has all, there is a majority of those that were admitted.
+    let mut a = c.node("a");
+    let (mut q, found) = program(&c, "a", &["--pace", "500"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 50);
+    let q = q.read_on_counting();
+    await_view(&c, "a", "a", Some("b"));
+    let out = c.mojim("replace", &["--same-name", "w"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    assert!(says("same-name").is_none());
+    // It counts: a is gone, and b goes on with what it has, which is everything.
+    hold(&c, "a", "b", &q);
+    a.kill();
+    let acknowledged = q.stop();
+    let (mut r, found) = program(&c, "b", &["--entries", "50", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    r.acknowledged(found, found + 50);
+    // The disk that was lost comes back: it is another voter's.
+    w.kill();
+    fs::rename(c.dir.join("w"), c.dir.join("w-of-now")).unwrap();
+    fs::rename(&kept, c.dir.join("w")).unwrap();
+    let _w = c.node("w");
+    await_or(
+        "that w says that its directory was given up",
+        || c.status().to_string(),
+        || says("was given up"),
+    );
+    r.finish();
+}
+
 #[test]
 fn a_lost_mirror_is_replaced_while_sync_points_go_on() {
     a_lost_mirror_is_replaced(&cluster("", false));

@@ -145,13 +145,15 @@ impl Node {
     fn unread(&self, v: &Volume, force: bool, why: &Error) -> Error {
         let meta = layout::meta_dir(&self.me, &v.name);
         let view = read_superblock(&*self.env, &meta).ok().flatten();
-        let led = view.is_some_and(|sb| sb.view.epoch > 0 && sb.view.primary == self.me.name);
+        let view = view.map(|sb| sb.view).filter(|view| view.epoch > 0);
+        let primary = view.map(|view| view.primary);
+        let led = primary.as_ref() == Some(&self.me.name);
         let own = match led {
             true if self.attached(v) => Known::Used,
             true => Known::Primary,
             false => Known::Other,
         };
-        Error::Timeout(unread(&self.me.name, &own, force, why))
+        Error::Timeout(unread(&self.me.name, &own, force, primary.as_deref(), why))
     }
 
     /// Opens this node's own copy with `open`, after waiting for a process that has it
@@ -534,9 +536,9 @@ impl Node {
     }
 }
 
-/// Why node `me`, whose own copy knows `own`, is not promoted while the register cannot be
-/// read.
-fn unread(me: &str, own: &Known, force: bool, why: &Error) -> String {
+/// Why node `me`, whose own copy knows `own`, and `primary` as the view's, is not promoted
+/// while the register cannot be read.
+fn unread(me: &str, own: &Known, force: bool, primary: Option<&str>, why: &Error) -> String {
     let needs = match own {
         Known::Used => format!(
             "node {me} is the primary by what its copy knows, and a program is attached, or about to be: there is nothing to promote, unless another node has become primary meanwhile; that is not known, for the register of views cannot be read"
@@ -550,9 +552,19 @@ fn unread(me: &str, own: &Known, force: bool, why: &Error) -> String {
     };
     let force = match force {
         true => {
-            ". --force needs a majority too; if too few voters are left for good, docs/operations.md (\"More copies: backups\") says how to go on with `failover = \"manual\"`"
+            let lost = match primary.filter(|p| *p != me) {
+                Some(p) => format!(
+                    "what node {p}, the primary by this copy, or a later one acknowledged and is not here is lost then, and"
+                ),
+                None => {
+                    "what other nodes acknowledged and is not here is lost then, and".to_owned()
+                }
+            };
+            format!(
+                ". --force needs a majority too. If too few voters are left for good, {lost} docs/operations.md (\"More copies: backups\") says how to go on with `failover = \"manual\"`"
+            )
         }
-        false => "",
+        false => String::new(),
     };
     // Voters that all answer may just be choosing who leads them.
     format!(
@@ -581,19 +593,19 @@ mod tests {
     #[test]
     fn what_a_promotion_lacks_without_the_register_is_said() {
         let why = Error::Timeout("no voter leads".into());
-        let said = unread("a", &Known::Used, false, &why);
+        let said = unread("a", &Known::Used, false, Some("a"), &why);
         assert!(
             said.contains("there is nothing to promote") && !said.contains("has to agree"),
             "{said}"
         );
         assert!(!said.contains("--force"), "{said}");
-        let said = unread("a", &Known::Primary, false, &why);
+        let said = unread("a", &Known::Primary, false, Some("a"), &why);
         assert!(said.starts_with("node a is the primary by what"), "{said}");
-        let said = unread("b", &Known::Other, true, &why);
+        let said = unread("b", &Known::Other, true, Some("a"), &why);
         assert!(
             said.starts_with("a majority of the voters has to agree that node b becomes")
                 && said.contains("no voter leads. Look again in a few seconds; if it stays so")
-                && said.contains("--force needs a majority too"),
+                && said.contains("--force needs a majority too. If too few voters are left for good, what node a, the primary by this copy, or a later one acknowledged and is not here is lost"),
             "{said}"
         );
     }

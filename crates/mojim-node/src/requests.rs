@@ -11,6 +11,7 @@ use std::time::Duration;
 use mojim_format::message::checked;
 use mojim_format::{Frame, FrameKind, State, Superblock};
 use mojim_protocol::view::{Member, Register};
+use mojim_protocol::{LAST_EPOCH, is_near};
 use serde_json::{Value, json};
 
 use super::{Node, is_full};
@@ -40,6 +41,16 @@ pub(super) fn speaks_otherwise(e: &Error) -> bool {
         Error::Protocol(_) => true,
         _ => false,
     }
+}
+
+/// Whether node `who` may ask for the view `new` in the place of `now`: the primary for every
+/// change in which it stays the primary, any other node for none but that it leads alone (it
+/// takes over, or is forced to by an operator or by `fallback`).
+fn may_swap(now: &Register, new: &Register, who: &str) -> bool {
+    let is = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.node == who);
+    let leads = now.version == 0 || is(&now.primary);
+    let near = now.version == 0 || is_near(new.epoch, now.epoch);
+    is(&new.primary) && near && (leads || new.mirror.is_none())
 }
 
 fn copy_state(state: State) -> CopyState {
@@ -196,14 +207,12 @@ impl Node {
             }
             Request::ViewSwap { volume, new } => {
                 let v = self.known(&volume)?;
-                self.check_members(&v, &new)?;
+                self.check_members(&v, &new, proof)?;
                 Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
             }
             Request::Holders { volume } => Ok(json!(self.holders(&self.held(&volume)?))),
-            Request::Voters => match &self.views {
-                Some(views) => Ok(json!(views.voters()?)),
-                None => Err(Error::Invalid("fewer than three nodes vote".into())),
-            },
+            Request::Voters => Ok(json!(self.voters()?.voters()?)),
+            Request::Retire { voter } => Ok(json!(self.voters()?.retire(&voter)?)),
             Request::Reload { sum } => self.reload(sum),
             Request::Raft(call) => match &self.views {
                 Some(views) => views.hear(call),
@@ -234,6 +243,12 @@ impl Node {
             Request::GiveWay { volume } => Ok(json!(self.give_way(&self.held(&volume)?))),
             Request::CopyAnew { volume, epoch } => self.copy_anew(&self.held(&volume)?, epoch),
         }
+    }
+
+    /// The voters, where there are enough for a register.
+    fn voters(&self) -> Result<&Arc<dyn ViewRegister>> {
+        let none = || Error::Invalid("fewer than three nodes vote".into());
+        self.views.as_ref().ok_or_else(none)
     }
 
     /// A volume that this node holds.
@@ -271,13 +286,13 @@ impl Node {
     /// Why this node's part in the register of views does not take part now.
     fn votes_not(&self) -> Option<String> {
         match self.views.as_ref()?.voters() {
-            Err(e @ (Error::Poisoned(_) | Error::Full(_))) => Some(e.cause()),
+            Err(e @ (Error::Poisoned(_) | Error::Full(_) | Error::Stale(_))) => Some(e.cause()),
             _ => None,
         }
     }
 
     /// Fails unless `new` can be a view of the volume.
-    fn check_members(&self, v: &Volume, new: &Register) -> Result<()> {
+    fn check_members(&self, v: &Volume, new: &Register, proof: &Proof) -> Result<()> {
         let members = [&new.primary, &new.mirror];
         let names = || members.into_iter().flatten().map(|m| &*m.node);
         let mut known = names().all(|n| v.data_nodes().contains(&n));
@@ -290,8 +305,17 @@ impl Node {
             };
             known = stays(&new.primary, &now.primary) && stays(&new.mirror, &now.mirror);
         }
-        match known && new.epoch <= u64::MAX / 2 {
-            true => Ok(()),
+        let mut may = true;
+        if let Proof::Node { name, .. } = proof {
+            let now = self.voted(v)?.read(&v.name)?;
+            may = may_swap(&now, new, name);
+        }
+        match known && new.epoch <= LAST_EPOCH {
+            true if may => Ok(()),
+            true => Err(Error::Invalid(format!(
+                "a view of volume {} is not changed so by a node that is not in it",
+                v.name
+            ))),
             false => Err(Error::Invalid(format!(
                 "this cannot be a view of volume {}",
                 v.name
@@ -748,6 +772,35 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A backup's certificate was as good as the mirror's: it could put any two nodes of the
+    /// volume into the view.
+    #[test]
+    fn a_node_changes_no_view_but_its_own() {
+        let m = |n: &str| {
+            Some(Member {
+                node: n.into(),
+                incarnation: 1,
+            })
+        };
+        let view = |version, epoch, primary, mirror| Register {
+            version,
+            epoch,
+            primary,
+            mirror,
+        };
+        let now = view(3, 4, m("a"), m("b"));
+        // The primary goes on alone, raises and admits.
+        for new in [view(4, 4, m("a"), None), view(4, 9, m("a"), m("c"))] {
+            assert!(may_swap(&now, &new, "a"));
+            assert!(!may_swap(&now, &new, "b") && !may_swap(&now, &new, "c"));
+        }
+        // The mirror takes over; a backup is forced.
+        assert!(may_swap(&now, &view(4, 9, m("b"), None), "b"));
+        assert!(may_swap(&now, &view(4, 9, m("c"), None), "c"));
+        assert!(!may_swap(&now, &view(4, 9, m("c"), m("a")), "c"));
+        assert!(!may_swap(&now, &view(4, 1 << 50, m("a"), None), "a"));
+    }
 
     /// A primary's node of an earlier version, which does not know `standing`, counted as
     /// silent: its mirror was promoted beside it.

@@ -451,6 +451,8 @@ fn questions_need_a_proof() {
         to: "a".into(),
         from: "b".into(),
         voters: 0,
+        life: Some(1),
+        knows: None,
         rpc: "vote".into(),
         body: Value::Null,
     });

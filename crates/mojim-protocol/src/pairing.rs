@@ -87,6 +87,21 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
 /// knows, so that it also outranks epochs that the other node began unseen.
 pub const LEAP: u64 = 1 << 20;
 
+/// How far above the epochs that a node knows another one's may lie. A million promotions do
+/// not get as far; a node that was told an epoch near the end of the numbers could begin none
+/// any more.
+pub const FAR: u64 = 1 << 40;
+
+/// The last epoch that is begun or promised. There are [`FAR`] numbers behind it, so that no
+/// sum overflows.
+pub const LAST_EPOCH: u64 = u64::MAX / 4;
+
+/// Whether `epoch`, which another node names, can be one that was begun or is about to be:
+/// for a node to which `known` is the greatest one.
+pub fn is_near(epoch: u64, known: u64) -> bool {
+    epoch <= known.saturating_add(FAR).min(LAST_EPOCH)
+}
+
 /// Whether `other`, which `kept` would replace, is its rival: both were promoted by hand,
 /// neither knowing of the other's promotion, and what `other` acknowledged since is not
 /// in `kept`. The epochs do not tell which promotion was later, so an operator decides.

@@ -17,7 +17,7 @@ use mojim_protocol::view::Register;
 use serde_json::Value;
 
 use crate::client::Client;
-use crate::request::{RaftCall, Request};
+use crate::request::{RaftCall, Request, Retired};
 use mojim_env::{Address, Context, Env, Error, Result};
 
 /// How long a daemon may take to answer for the voters.
@@ -38,6 +38,14 @@ pub trait ViewRegister: Send + Sync {
     /// The voters, as far as is known here.
     fn voters(&self) -> Result<Vec<String>> {
         Err(Error::Invalid("it is not known here who votes".into()))
+    }
+
+    /// Has a majority of the voters give up the directory with which `voter` was admitted:
+    /// it is admitted anew with the one that it has. Not if it runs with that one.
+    fn retire(&self, voter: &str) -> Result<Retired> {
+        Err(Error::Invalid(format!(
+            "the voters are not asked about node {voter} here: ask a voter"
+        )))
     }
 
     /// Answers another voter's daemon.

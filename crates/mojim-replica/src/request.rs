@@ -57,6 +57,9 @@ pub enum Request {
     Holders { volume: String },
     /// The names of the voters, by the register's log.
     Voters,
+    /// Has the voters give up the directory with which a voter was admitted, which is lost, so
+    /// that the voter is admitted with another one: [`Retired`].
+    Retire { voter: String },
     /// Has the node read its configuration file again, if its text has this sum.
     Reload { sum: u64 },
     /// A voter's call to another voter.
@@ -113,10 +116,14 @@ pub enum Request {
 impl Request {
     /// Whether it changes what a node is or has, by an operator's word.
     pub fn is_order(&self) -> bool {
-        use Request::{CopyAnew, Promote, Reload, Rewrite};
+        use Request::{CopyAnew, Promote, Reload, Retire, Rewrite};
         matches!(
             self,
-            Promote { .. } | Reload { .. } | Rewrite { .. } | CopyAnew { .. }
+            Promote { .. }
+                | Reload { .. }
+                | Rewrite { .. }
+                | CopyAnew { .. }
+                | Retire { .. }
         )
     }
 }
@@ -163,6 +170,13 @@ pub struct RaftCall {
     pub from: String,
     /// The checksum of all voters' names, as the asking node knows them.
     pub voters: u32,
+    /// The incarnation of the asking voter's directory; an older version does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life: Option<u64>,
+    /// The incarnation that votes under the name of the voter that is asked, by the asking
+    /// voter's log; none where no voter was admitted yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub knows: Option<u64>,
     /// Which of Raft's calls.
     pub rpc: String,
     /// Its arguments.
@@ -292,6 +306,18 @@ pub struct Post {
     pub ready: bool,
 }
 
+/// What the voters know of a voter's directory that may be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Retired {
+    /// It was given up by this question.
+    Now,
+    /// There is none: the voter is admitted as soon as it answers.
+    Waits,
+    /// The voter runs with it: nothing is lost.
+    Votes,
+}
+
 /// A node that holds a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
@@ -354,12 +380,14 @@ mod tests {
                 Request::ViewRead { volume: volume() },
             ),
             (
-                json!({ "what": "raft", "to": "b", "from": "a", "voters": 7, "rpc": "vote",
-                        "body": { "n": u64::MAX } }),
+                json!({ "what": "raft", "to": "b", "from": "a", "voters": 7, "life": 5,
+                        "rpc": "vote", "body": { "n": u64::MAX } }),
                 Request::Raft(RaftCall {
                     to: "b".into(),
                     from: "a".into(),
                     voters: 7,
+                    life: Some(5),
+                    knows: None,
                     rpc: "vote".into(),
                     body: json!({ "n": u64::MAX }),
                 }),

@@ -6,7 +6,9 @@
 //! that failed, also the state that this call wanted. A state is promised once a call has
 //! returned success for it, or a start has read it: the voter acts upon both. So a start
 //! narrows the states down to the one that it found, and each later start must find that
-//! state, whatever came between. A violation begins with "voter:".
+//! state, whatever came between. Now and then the disk is another one, empty or one that was
+//! there before: each has its own promises, and its own incarnation, by which the other
+//! voters tell them apart. A violation begins with "voter:".
 
 use std::any::Any;
 use std::io;
@@ -38,11 +40,13 @@ pub enum Broken {
     Name,
     /// The state that a start has read.
     Start,
+    /// A directory's incarnation is that of the one before.
+    Life,
 }
 
 impl Broken {
     /// All defects, with their names.
-    pub const ALL: [(Broken, &'static str); 4] = [
+    pub const ALL: [(Broken, &'static str); 5] = [
         (Broken::Vote, "voter_vote (a vote not made durable)"),
         (Broken::Append, "voter_append (an entry not made durable)"),
         (
@@ -52,6 +56,10 @@ impl Broken {
         (
             Broken::Start,
             "voter_start (what a start has read not made durable)",
+        ),
+        (
+            Broken::Life,
+            "voter_life (an empty directory counts as the one that was lost)",
         ),
     ];
 }
@@ -105,7 +113,10 @@ impl Env for Lax {
         self.env.boot_id()
     }
     fn random(&self) -> u64 {
-        self.env.random()
+        match self.broken {
+            Some(Broken::Life) => 7,
+            _ => self.env.random(),
+        }
     }
     fn sector(&self, path: &Path) -> io::Result<usize> {
         self.env.sector(path)
@@ -289,6 +300,35 @@ pub fn run(seed: u64, broken: Option<Broken>, trace: bool) -> (Shown, Result<(),
     (shown, result, world)
 }
 
+/// A disk that the voter has had.
+struct Place {
+    /// The states that its directory may be in.
+    may: Vec<Held>,
+    /// The directory's incarnation, once a start has succeeded.
+    incarnation: Option<u64>,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        Place {
+            may: vec![Held::default()],
+            incarnation: None,
+        }
+    }
+}
+
+/// Checks that the directory on disk `at` has the incarnation that it had, and no other disk's.
+fn is_itself(disks: &mut [Place], at: usize, found: u64) -> Result<(), String> {
+    let of = |d: &Place| d.incarnation == Some(found);
+    let other = disks.iter().enumerate().any(|(i, d)| i != at && of(d));
+    if other || *disks[at].incarnation.get_or_insert(found) != found {
+        return Err(format!(
+            "voter: disk {at} has incarnation {found}, which is not its own"
+        ));
+    }
+    Ok(())
+}
+
 fn lives(
     world: &World,
     rng: &mut Rng,
@@ -296,10 +336,18 @@ fn lives(
     shown: &mut Shown,
 ) -> Result<(), String> {
     let me = Files::number(NODE);
-    let mut may = vec![Held::default()];
+    let mut disks = vec![Place::default()];
+    let mut at = 0;
     let lives = rng.between(3, 14);
     for life in 0..=lives {
         let last = life == lives;
+        if rng.below(5) == 0 {
+            at = rng.below(disks.len() as u64 + 1) as usize;
+            if at == disks.len() {
+                disks.push(Place::default());
+            }
+            world.note(|| format!("--- the disk is number {at}"));
+        }
         if last {
             world.set_faults(Faults::none());
             world.power_loss(NODE);
@@ -313,21 +361,25 @@ fn lives(
             broken,
             starting: starting.clone(),
         });
-        match Files::open(env, Path::new(DIR), NODE) {
+        let dir = PathBuf::from(format!("{DIR}-{at}"));
+        match Files::open(env, &dir, NODE) {
             Ok(files) => {
                 starting.store(false, Relaxed);
                 shown.starts += 1;
                 let found = files.held().map_err(|e| format!("voter: live: {e}"))?;
                 world.note(|| format!("--- found {found:?}"));
+                is_itself(&mut disks, at, files.incarnation())?;
+                let may = &mut disks[at].may;
                 if !may.iter().any(|h| restarted(h, me) == found) {
                     return Err(format!("voter: found {found:?}, promised {may:?}"));
                 }
-                may = vec![found];
+                *may = vec![found];
                 if !last {
-                    live(world, &files, &mut may, rng, me, shown)?;
+                    live(world, &files, may, rng, me, shown)?;
                 }
             }
             Err(e @ (Error::Damaged { .. } | Error::Config(_) | Error::Unsupported(_))) => {
+                let may = &disks[at].may;
                 return Err(format!("voter: refused: {e}; promised {may:?}"));
             }
             Err(e) if last => return Err(format!("voter: live: {e}")),

@@ -6,7 +6,8 @@
 //! lock          held while a voter runs on this directory; empty
 //! log           a head frame, then frames of entries
 //! vote          one frame: the last vote, as JSON
-//! snapshot      one frame: {"meta": …, "registers": {volume: register}}
+//! snapshot      one frame: {"meta": …, "agreed": {"registers": {volume: register},
+//!                "lives": {voter: {"present": incarnation or null, "retired": […]}}}}
 //! *.new         what is about to take another file's place, or was in a crash
 //!
 //! frame         offset  bytes
@@ -15,13 +16,17 @@
 //!                    4      4  length of the body, little-endian
 //!                    8      4  CRC-32C of the 8 bytes before and of the body
 //!                   12         the body, JSON
-//! head          {"format": 1, "cluster": "…", "node": "…", "purged": id or null}
+//! head          {"format": 2, "cluster": "…", "node": "…", "incarnation": number,
+//!                "purged": id or null}
 //! entries       a list of openraft's entries, one frame for each append
 //! ```
 //!
 //! An entry's id is `{"leader_id": {"term", "node_id"}, "index"}`. The log's
 //! first entry follows `purged` (or is entry 0), each other one the entry
-//! before. Readers refuse any other `format`.
+//! before. Its payload is blank, a set of voters, or a change: `{"swap": …}`,
+//! `{"admit": {voter: incarnation}}`, `{"retire": {"voter", "incarnation"}}`. The
+//! incarnation in the head is a random number that is made with the directory. Readers
+//! refuse any other `format`.
 //!
 //! Invariants:
 //! - What a call here reports as done is durable, and so is what [`Disk::open`]
@@ -52,18 +57,18 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::lock;
-use crate::types::{Entry, LogId, Membership, Registers, SnapshotMeta, Vote, number};
+use crate::types::{Agreed, Entry, Lives, LogId, Membership, SnapshotMeta, Vote, number};
 
 const MAGIC: [u8; 4] = [0xF7, b'M', b'J', b'V'];
 const HEAD_LEN: usize = 12;
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Most bytes of a file that is read.
 const MOST: u64 = 1 << 30;
 
 /// What to do about a directory that cannot be used.
 const ADVICE: &str = "Keep this voter stopped and its directory as it is; while a majority of the \
-    other voters runs, nothing is lost. Started with an emptied directory it could break what it \
-    has promised";
+    other voters runs, nothing is lost. If it cannot be mended, empty the directory and run \
+    `mojim replace --same-name` with this node's name";
 
 /// The first frame of a log.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,14 +76,21 @@ struct Head {
     format: u32,
     cluster: String,
     node: String,
+    incarnation: u64,
     purged: Option<LogId>,
 }
 
-/// A snapshot: all registers, and the last entry that is in them.
+/// The first frame of a log, of whichever format.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+/// A snapshot: all that was agreed on, and the last entry that is in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Saved {
     pub meta: SnapshotMeta,
-    pub registers: Registers,
+    pub agreed: Agreed,
 }
 
 /// The durable state, as openraft may see it.
@@ -89,9 +101,25 @@ pub(crate) struct Kept {
     pub purged: Option<LogId>,
     pub entries: BTreeMap<u64, Entry>,
     pub snapshot: Option<Saved>,
+    /// The number that was made with the directory.
+    pub incarnation: u64,
 }
 
 impl Kept {
+    /// The voters' incarnations, after the last entry.
+    fn lives(&self) -> Lives {
+        let saved = self.snapshot.as_ref();
+        let mut lives = saved.map_or_else(Lives::default, |s| s.agreed.lives.clone());
+        let last = saved.and_then(|s| s.meta.last_log_id);
+        let from = last.map_or(0, |l| l.index + 1);
+        for e in self.entries.range(from..).map(|(_, e)| e) {
+            if let EntryPayload::Normal(c) = &e.payload {
+                lives.change(c);
+            }
+        }
+        lives
+    }
+
     /// The last entry's id, dropped ones included.
     pub fn last(&self) -> Option<LogId> {
         match self.entries.values().next_back() {
@@ -129,6 +157,8 @@ pub(crate) struct Disk {
     /// only for a moment, unless the log is replaced.
     log: Mutex<LogFile>,
     kept: Mutex<Kept>,
+    /// [`Kept::lives`], locked last of all.
+    lives: Arc<Mutex<Lives>>,
     poison: Arc<OnceLock<String>>,
     _lock: Box<dyn Any + Send + Sync>,
 }
@@ -212,6 +242,14 @@ struct Read {
 fn read_log(path: &Path, bytes: &[u8]) -> Result<Read> {
     let head = unframe(bytes).ok_or_else(|| damaged(path, "the log's first frame is not whole"))?;
     let mut at = HEAD_LEN + head.len();
+    let format: Format = decode(path, "the log's first frame", head)?;
+    if format.format != FORMAT {
+        return Err(Error::Unsupported(format!(
+            "{}: format {}, this program knows {FORMAT}",
+            path.display(),
+            format.format
+        )));
+    }
     let head: Head = decode(path, "the log's first frame", head)?;
     let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
     let mut next = head.purged.map_or(0, |p| p.index + 1);
@@ -275,6 +313,7 @@ fn write_log(
         format: FORMAT,
         cluster: cluster.to_owned(),
         node: node.to_owned(),
+        incarnation: kept.incarnation,
         purged: kept.purged,
     })?;
     for e in kept.entries.values() {
@@ -304,13 +343,6 @@ fn take_log(
         Some(bytes) => {
             let read = read_log(&log, &bytes)?;
             let h = &read.head;
-            if h.format != FORMAT {
-                return Err(Error::Unsupported(format!(
-                    "{}: format {}, this program knows {FORMAT}",
-                    log.display(),
-                    h.format
-                )));
-            }
             if (&*h.cluster, &*h.node) != (cluster, node) {
                 return Err(Error::Config(format!(
                     "{} belongs to node {} of cluster {:?}, not to node {node} of {cluster:?}",
@@ -320,6 +352,7 @@ fn take_log(
                 )));
             }
             kept.purged = h.purged;
+            kept.incarnation = h.incarnation;
             kept.entries = read.entries;
             Ok(())
         }
@@ -414,6 +447,7 @@ impl Disk {
         let mut kept = Kept {
             vote: single(&*env, &dir.join("vote"), "the vote")?,
             snapshot: single(&*env, &dir.join("snapshot"), "the snapshot")?,
+            incarnation: env.random(),
             ..Kept::default()
         };
         take_log(&*env, dir, (cluster, node), again, &mut kept)?;
@@ -434,6 +468,7 @@ impl Disk {
             cluster: cluster.to_owned(),
             node: node.to_owned(),
             log: Mutex::new(log),
+            lives: Arc::new(Mutex::new(kept.lives())),
             kept: Mutex::new(kept),
             poison: Arc::new(OnceLock::new()),
             _lock: lock,
@@ -443,6 +478,16 @@ impl Disk {
     /// Why the directory failed, once it has.
     pub fn poison(&self) -> Arc<OnceLock<String>> {
         self.poison.clone()
+    }
+
+    /// The number that was made with this directory.
+    pub fn incarnation(&self) -> u64 {
+        lock(&self.kept).incarnation
+    }
+
+    /// The voters' incarnations, after the last entry of the log, as they change.
+    pub fn lives(&self) -> Arc<Mutex<Lives>> {
+        self.lives.clone()
     }
 
     fn check(&self) -> Result<()> {
@@ -503,8 +548,13 @@ impl Disk {
         })?;
         log.end += len as u64;
         let mut kept = lock(&self.kept);
-        kept.entries
-            .extend(entries.into_iter().map(|e| (e.log_id.index, e)));
+        let mut lives = lock(&self.lives);
+        for e in entries {
+            if let EntryPayload::Normal(c) = &e.payload {
+                lives.change(c);
+            }
+            kept.entries.insert(e.log_id.index, e);
+        }
         Ok(())
     }
 
@@ -534,6 +584,7 @@ impl Disk {
         *log = self.guard("replacing the log", || {
             write_log(&*self.env, &self.dir, &self.cluster, &self.node, &kept)
         })?;
+        *lock(&self.lives) = kept.lives();
         Ok(())
     }
 
@@ -551,7 +602,9 @@ impl Disk {
         self.guard("writing the snapshot", || {
             self.replace("snapshot", &frame(&s)?)
         })?;
-        lock(&self.kept).snapshot = Some(s);
+        let mut kept = lock(&self.kept);
+        kept.snapshot = Some(s);
+        *lock(&self.lives) = kept.lives();
         Ok(())
     }
 }

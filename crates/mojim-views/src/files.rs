@@ -13,7 +13,7 @@ use mojim_protocol::view::Register;
 use openraft::{EntryPayload, LeaderId};
 
 use crate::disk::{Disk, Kept, Saved};
-use crate::types::{Entry, LogId, Registers, SnapshotMeta, Swap, Vote, number};
+use crate::types::{Agreed, Change, Entry, LogId, Registers, SnapshotMeta, Swap, Vote, number};
 
 /// An entry's id: term, leader, index.
 pub type Id = (u64, u64, u64);
@@ -62,18 +62,26 @@ impl Files {
         Disk::open(env, dir, "c", node).map(Files)
     }
 
+    /// The directory's incarnation.
+    pub fn incarnation(&self) -> u64 {
+        self.0.incarnation()
+    }
+
     /// What the voter may act upon.
     pub fn held(&self) -> Result<Held> {
         let entry = |e: &Entry| {
             let n = match &e.payload {
-                EntryPayload::Normal(s) => s.new.version,
+                EntryPayload::Normal(Change::Swap(s)) => s.new.version,
                 _ => 0,
             };
             (numbers(e.log_id), n)
         };
         let saved = |s: &Saved| {
             let last = s.meta.last_log_id.map(numbers)?;
-            Some((last, s.registers.get(VOLUME).map_or(0, |r| r.version)))
+            Some((
+                last,
+                s.agreed.registers.get(VOLUME).map_or(0, |r| r.version),
+            ))
         };
         self.0.kept(|k: &Kept| Held {
             vote: k
@@ -97,10 +105,10 @@ impl Files {
     pub fn append(&self, entries: &[(Id, u64)]) -> Result<()> {
         let entry = |(at, n): &(Id, u64)| Entry {
             log_id: id(*at),
-            payload: EntryPayload::Normal(Swap {
+            payload: EntryPayload::Normal(Change::Swap(Swap {
                 volume: VOLUME.into(),
                 new: register(*n),
-            }),
+            })),
         };
         self.0.append(entries.iter().map(entry).collect())
     }
@@ -122,7 +130,10 @@ impl Files {
                 last_log_id: Some(id(last)),
                 ..SnapshotMeta::default()
             },
-            registers: Registers::from([(VOLUME.into(), register(n))]),
+            agreed: Agreed {
+                registers: Registers::from([(VOLUME.into(), register(n))]),
+                ..Agreed::default()
+            },
         })
     }
 }

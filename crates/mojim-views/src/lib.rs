@@ -16,6 +16,8 @@
 //!   what was found at the start included: it is written anew before it is used.
 //! - A read is not older than its call; a swap that was reported as done stays
 //!   done while a majority of the voters keeps its directories.
+//! - A voter whose directory was lost counts for nobody: the log names the directory that
+//!   votes under each name, and each question of Raft's names both ends' (`net`).
 //! - Every call from outside is bounded in time.
 //!
 //! What it does not do:
@@ -23,8 +25,7 @@
 //!   takes its place (`mojim replace`). A directory made for other places is refused, and
 //!   so is a voter that counts other places. An address may change: voters are known by
 //!   their names.
-//! - A voter whose directory was lost or emptied must not start again under
-//!   its name: it may have promised what it no longer holds.
+//! - A directory that is put back from earlier is not noticed.
 
 mod disk;
 pub mod files;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"what": "raft", "cluster": …, "to": name, "from": name, "voters": checksum,
-//!  "rpc": …, "body": …}
+//!  "life": incarnation, "knows": incarnation or absent, "rpc": …, "body": …}
 //!
 //! rpc            body                                answer
 //! append         AppendEntriesRequest                {"Ok": …} or {"Err": …}
@@ -11,11 +11,21 @@
 //!                in hexadecimal digits
 //! forward-read   {"volume", "ms"}                    {"done": register} or
 //! forward-swap   {"volume", "new", "ms"}             {"elsewhere": why}: not done
+//! forward-retire {"voter", "ms"}                     the same
+//! who            {"lives": {voter: incarnation}}     {"incarnation": …}
 //! ```
 //!
 //! `voters` is the checksum of the names that had the voters' places first: two
 //! configurations that differ in them must not make one log. It stays the same
 //! while a voter is replaced.
+//!
+//! `life` is the incarnation of the sender's directory, `knows` the one that votes under
+//! the name of the voter that is asked, by the sender's log. A voter whose incarnation is
+//! another one does not answer `append`, `vote` and `snapshot`, so nobody counts what a
+//! voter says that lost its directory. A voter under whose name another one votes is told
+//! so: `{"unknown": why}`. Where no voter was admitted yet (a first start), `knows` is
+//! absent and every answer counts. A voter that the log does not name is asked `who` alone
+//! until the leader's entry names it.
 //!
 //! Owns the connections: some for each voter, each used by one question at a
 //! time, dropped after any error. Invariants:
@@ -43,9 +53,12 @@ use openraft::{AnyError, EntryPayload, LeaderId, RaftNetwork, RaftNetworkFactory
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tracing::{error, info};
 
 use crate::lock;
-use crate::types::{Entry, LogId, Membership, SnapshotMeta, Swap, TypeConfig, Vote, Voter, number};
+use crate::types::{
+    Change, Entry, Lives, LogId, Membership, SnapshotMeta, Swap, TypeConfig, Vote, Voter, number,
+};
 
 /// Longest question that a daemon takes, in bytes: a request's body less its
 /// checksum. A test holds it against `mojim-format`.
@@ -74,6 +87,12 @@ pub(crate) struct Links {
     /// Former voters, with the number of the voter that has their place now.
     former: BTreeMap<String, u64>,
     checksum: u32,
+    /// The incarnation of this voter's directory.
+    life: u64,
+    /// The voters' incarnations, by this voter's log.
+    lives: Arc<Mutex<Lives>>,
+    /// Why this voter votes for nobody, once another has told it.
+    refused: Mutex<Option<String>>,
     /// Idle connections, by voter and by timeout.
     idle: Mutex<HashMap<(u64, Duration), Vec<Client>>>,
     /// What last went wrong with a voter, and when, until something goes right.
@@ -126,9 +145,143 @@ impl Links {
             checksum: mojim_format::crc32c(names.as_bytes()),
             former: former.collect(),
             voters,
+            life: u64::MAX,
+            lives: Arc::default(),
+            refused: Mutex::default(),
             idle: Mutex::default(),
             troubles: Mutex::default(),
         }
+    }
+
+    /// With this voter's directory: its incarnation, and those that its log names.
+    pub fn of_directory(self, life: u64, lives: Arc<Mutex<Lives>>) -> Links {
+        Links {
+            life,
+            lives,
+            ..self
+        }
+    }
+
+    /// The incarnation that votes under this name, by this voter's log.
+    pub fn present(&self, voter: &str) -> Option<u64> {
+        lock(&self.lives).present(voter)
+    }
+
+    /// Whether no voter was admitted yet.
+    pub fn is_founding(&self) -> bool {
+        lock(&self.lives).is_empty()
+    }
+
+    /// Why this voter votes for nobody, if others have said so.
+    pub fn refused(&self) -> Option<String> {
+        lock(&self.refused).clone()
+    }
+
+    /// Another voter says why this one does not count.
+    fn refuse(&self, why: &str) {
+        let mut refused = lock(&self.refused);
+        if refused.as_deref() != Some(why) {
+            error!(node = %self.me, "this node does not vote on views: {why}");
+            *refused = Some(why.to_owned());
+        }
+    }
+
+    fn another_votes(&self, voter: &str) -> String {
+        format!(
+            "node {voter} was admitted as a voter with another directory of votes (`.mojim/views`). If that one is lost, what node {voter} has promised is lost with it: it votes for nobody until `mojim replace --same-name {voter}` has a majority of the others admit it anew"
+        )
+    }
+
+    /// The incarnation that `to` must have so that what it answers counts; none where every
+    /// answer counts.
+    fn counts(&self, to: u64) -> Result<Option<u64>> {
+        let (lives, name) = (lock(&self.lives), self.name(to));
+        if lives.is_empty() {
+            return match self.refused() {
+                None => Ok(None),
+                Some(why) => Err(Error::Stale(why)),
+            };
+        }
+        if lives.present(&self.me) != Some(self.life) {
+            let why = format!("node {} is not admitted as a voter yet", self.me);
+            return Err(Error::Stale(why));
+        }
+        let known = lives.present(name).map(Some);
+        known.ok_or_else(|| Error::Stale(format!("node {name} is not admitted as a voter yet")))
+    }
+
+    /// Whether a question of Raft's may be answered; an answer that says why not.
+    pub fn check_lives(&self, call: &RaftCall) -> Result<Option<Value>> {
+        let from = &call.from;
+        let Some(life) = call.life else {
+            return Err(Error::Invalid(format!(
+                "node {from} runs an earlier version of mojim: it does not say with which directory it votes"
+            )));
+        };
+        let lives = lock(&self.lives);
+        if lives.excludes(from, life) {
+            let why = match lives.is_retired(from, life) {
+                false => self.another_votes(from),
+                true => format!(
+                    "this directory of votes (`.mojim/views`) of node {from} was given up by `mojim replace --same-name`: another has its place"
+                ),
+            };
+            return Ok(Some(json!({ "unknown": why })));
+        }
+        match call.knows {
+            _ if call.rpc == "who" => Ok(None),
+            Some(known) if known == self.life => {
+                if lock(&self.refused).take().is_some() {
+                    info!(node = %self.me, "this node votes on views: it is admitted");
+                }
+                Ok(None)
+            }
+            Some(_) => {
+                let why = self.another_votes(&self.me);
+                self.refuse(&why);
+                Err(Error::Stale(why))
+            }
+            None if !lives.is_empty() => Err(Error::Invalid(format!(
+                "node {from} has no log, and node {} has one: it waits to be admitted",
+                self.me
+            ))),
+            None => match self.refused() {
+                None => Ok(None),
+                Some(why) => Err(Error::Stale(why)),
+            },
+        }
+    }
+
+    /// Tells a leader, whose log names these voters, with which directory this one votes.
+    pub fn say_who(&self, body: &Value) -> Result<Value> {
+        let theirs: BTreeMap<String, u64> = from_value(&body["lives"])?;
+        let lives = lock(&self.lives);
+        if let Some((other, _)) = theirs.iter().find(|(n, i)| lives.excludes(n, **i)) {
+            let why = format!(
+                "the voters' log knows another directory of votes of node {other} than the log of node {}: a register was begun anew beside this one",
+                self.me
+            );
+            self.refuse(&why);
+            return Err(Error::Stale(why));
+        }
+        Ok(json!({ "incarnation": self.life }))
+    }
+
+    /// With which directory a voter votes.
+    pub fn who(&self, voter: u64, timeout: Duration) -> Result<u64> {
+        if self.name(voter) == self.me {
+            return Ok(self.life);
+        }
+        let body = json!({ "lives": lock(&self.lives).all() });
+        let q = self.question(self.name(voter), None, "who", body);
+        let answer = self.ask(voter, &q, timeout)?;
+        let said = answer["incarnation"].as_u64();
+        said.ok_or_else(|| Error::Protocol(format!("another voter's words: {answer}")))
+    }
+
+    /// Whether the voter with this directory may be admitted.
+    pub fn may_admit(&self, voter: &str, life: u64) -> bool {
+        !lock(&self.lives).excludes(voter, life)
     }
 
     /// A voter's name.
@@ -196,11 +349,13 @@ impl Links {
         Ok(())
     }
 
-    fn question(&self, to: &str, rpc: &str, body: Value) -> Request {
+    fn question(&self, to: &str, knows: Option<u64>, rpc: &str, body: Value) -> Request {
         Request::Raft(RaftCall {
             to: to.to_owned(),
             from: self.me.clone(),
             voters: self.checksum,
+            life: Some(self.life),
+            knows,
             rpc: rpc.to_owned(),
             body,
         })
@@ -237,7 +392,8 @@ impl Links {
         };
         let without = |rpc: &str, body: Value| {
             let lens = self.voters.values().map(|(to, _)| {
-                question(&self.cluster, &self.question(to, rpc, body.clone())).len()
+                let q = self.question(to, Some(u64::MAX), rpc, body.clone());
+                question(&self.cluster, &q).len()
             });
             MOST.saturating_sub(lens.max().unwrap_or(MOST))
         };
@@ -245,7 +401,10 @@ impl Links {
             entries: without("append", value(&append)?),
             chunk: without("snapshot", hex_snapshot(snapshot)?) / 2,
         };
-        let first = entry_len(&EntryPayload::Membership(voters))?;
+        let all = self.voters.values().map(|(n, _)| (n.clone(), u64::MAX));
+        let admit = Change::Admit(all.collect());
+        let first = entry_len(&EntryPayload::Membership(voters))?
+            .max(entry_len(&EntryPayload::Normal(admit))?);
         if first > room.entries || room.chunk < LEAST_CHUNK {
             return Err(Error::Config(format!(
                 "{} voters with names this long are too many: a question among them has {MOST} bytes",
@@ -297,7 +456,7 @@ impl Links {
     /// Asks something, once, over a connection of its own. Blocks for at most
     /// `timeout`.
     pub fn ask_once(&self, to: u64, rpc: &str, body: Value, timeout: Duration) -> Asked {
-        let q = self.question(self.name(to), rpc, body);
+        let q = self.question(self.name(to), None, rpc, body);
         let r = self.connect(to, timeout).map(|mut c| c.ask(&q));
         let (r, sent) = match r {
             Ok(r) => (r, true),
@@ -331,7 +490,7 @@ impl Room {
     /// Whether a swap fits, alone, into a question. A swap that does not must not enter
     /// the log: no entry behind it could be sent.
     pub fn check(&self, s: &Swap) -> Result<()> {
-        let len = entry_len(&EntryPayload::Normal(s.clone()))?;
+        let len = entry_len(&EntryPayload::Normal(Change::Swap(s.clone())))?;
         if len > self.entries {
             return Err(Error::Invalid(format!(
                 "a register of volume {:?} with names this long: {len} bytes in the log, {} at most",
@@ -426,8 +585,16 @@ impl Link {
         let away = |e: String| RPCError::Unreachable(Unreachable::new(&AnyError::error(e)));
         let (links, to) = (self.links.clone(), self.target);
         let asked = tokio::task::spawn_blocking(move || {
-            let q = links.question(links.name(to), rpc, body?);
-            links.ask(to, &q, ttl)
+            let knows = links.counts(to)?;
+            let q = links.question(links.name(to), knows, rpc, body?);
+            let answer = links.ask(to, &q, ttl)?;
+            match answer["unknown"].as_str() {
+                None => Ok(answer),
+                Some(why) => {
+                    links.refuse(why);
+                    Err(Error::Stale(why.to_owned()))
+                }
+            }
         });
         let answer = asked
             .await
@@ -449,7 +616,7 @@ impl RaftNetwork<TypeConfig> for Link {
         let body = value(&q);
         let len = body.as_ref().map_or(0, |b| {
             let to = self.links.name(self.target);
-            let q = self.links.question(to, "append", b.clone());
+            let q = self.links.question(to, Some(u64::MAX), "append", b.clone());
             question(&self.links.cluster, &q).len()
         });
         if len > MOST && q.entries.len() > 1 {
@@ -574,7 +741,10 @@ mod tests {
             done: true,
         };
         let body = hex_snapshot(q.clone()).unwrap();
-        let text = question("cluster", &links.question(&links.me, "snapshot", body));
+        let text = question(
+            "cluster",
+            &links.question(&links.me, Some(u64::MAX), "snapshot", body),
+        );
         assert!(text.len() <= MOST);
         let back: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(unhex_snapshot(&back["body"]).unwrap(), q);
@@ -620,10 +790,60 @@ mod tests {
         assert!(matches!(check_vote(&vote, "0002"), Err(Error::Invalid(_))));
     }
 
+    /// What a voter said after it had lost its directory counted as what it had promised.
+    #[test]
+    fn a_name_with_another_directory_is_refused() {
+        let a = links(3, 4);
+        let lives = || {
+            let all = ["0000", "0001"].map(|n| (n.to_owned(), 7));
+            let mut lives = Lives::default();
+            lives.change(&Change::Admit(all.into()));
+            Arc::new(Mutex::new(lives))
+        };
+        let call = |rpc: &str, life, knows| RaftCall {
+            to: "0000".into(),
+            from: "0001".into(),
+            voters: a.checksum,
+            life,
+            knows,
+            rpc: rpc.into(),
+            body: Value::Null,
+        };
+        // A first start.
+        assert_eq!(a.counts(number("0001")).unwrap(), None);
+        let first = call("vote", Some(7), None);
+        assert_eq!(a.check_lives(&first).unwrap(), None);
+        assert!(a.check_lives(&call("vote", None, None)).is_err());
+        let b = links(3, 4).of_directory(7, lives());
+        assert_eq!(b.counts(number("0001")).unwrap(), Some(7));
+        // A voter that the log does not name does not count, nor does one that is new here.
+        assert!(b.counts(number("0002")).is_err());
+        assert!(b.check_lives(&first).is_err());
+        assert_eq!(
+            b.check_lives(&call("vote", Some(7), Some(7))).unwrap(),
+            None
+        );
+        let other = b.check_lives(&call("append", Some(8), Some(7))).unwrap();
+        assert!(other.unwrap()["unknown"].is_string());
+        // Who is asked under another's name does not answer, and has nobody vote for it.
+        assert!(a.check_lives(&call("append", Some(7), Some(7))).is_err());
+        assert!(a.refused().is_some() && a.counts(number("0001")).is_err());
+        assert!(a.check_lives(&first).is_err());
+        // Until it is admitted.
+        let named = call("append", Some(7), Some(u64::MAX));
+        assert_eq!(a.check_lives(&named).unwrap(), None);
+        assert_eq!(a.refused(), None);
+        // A register that was begun anew beside this voter's does not take it in.
+        b.say_who(&json!({ "lives": { "0001": 7, "0002": 9 } }))
+            .unwrap();
+        let e = b.say_who(&json!({ "lives": { "0001": 8 } })).unwrap_err();
+        assert!(e.to_string().contains("begun anew"), "{e}");
+    }
+
     #[test]
     fn strangers_are_refused() {
         let (a, b) = (links(3, 4), links(4, 4));
-        let Request::Raft(mut call) = a.question(&a.me, "vote", Value::Null) else {
+        let Request::Raft(mut call) = a.question(&a.me, None, "vote", Value::Null) else {
             panic!("a voter asks a voter");
         };
         a.check(&call).unwrap();

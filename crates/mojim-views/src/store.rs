@@ -25,7 +25,7 @@ use openraft::{
 use crate::disk::{Disk, Kept, Saved};
 use crate::lock;
 use crate::types::{
-    Entry, LogId, Membership, Registers, SnapshotMeta, StorageError, TypeConfig, Vote, swap,
+    Agreed, Entry, LogId, Membership, SnapshotMeta, StorageError, TypeConfig, Vote,
 };
 
 /// The log and the vote.
@@ -158,7 +158,7 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 struct State {
     applied: Option<LogId>,
     membership: Membership,
-    registers: Registers,
+    agreed: Agreed,
 }
 
 /// The registers as they are now: for reading them once it is known that they
@@ -170,7 +170,12 @@ impl Now {
     /// A volume's register.
     pub fn read(&self, volume: &str) -> Register {
         let state = lock(&self.0);
-        state.registers.get(volume).cloned().unwrap_or_default()
+        state
+            .agreed
+            .registers
+            .get(volume)
+            .cloned()
+            .unwrap_or_default()
     }
 }
 
@@ -203,16 +208,16 @@ impl From<Saved> for State {
         State {
             applied: s.meta.last_log_id,
             membership: s.meta.last_membership,
-            registers: s.registers,
+            agreed: s.agreed,
         }
     }
 }
 
-/// A snapshot as it travels: its registers as JSON.
+/// A snapshot as it travels: what was agreed on as JSON.
 fn packed(s: &Saved) -> std::result::Result<Snapshot<TypeConfig>, AnyError> {
     Ok(Snapshot {
         meta: s.meta.clone(),
-        snapshot: Box::new(Cursor::new(serde_json::to_vec(&s.registers).map_err(any)?)),
+        snapshot: Box::new(Cursor::new(serde_json::to_vec(&s.agreed).map_err(any)?)),
     })
 }
 
@@ -234,7 +239,7 @@ impl RaftStateMachine<TypeConfig> for Machine {
             state.applied = Some(e.log_id);
             match e.payload {
                 EntryPayload::Blank => false,
-                EntryPayload::Normal(s) => swap(&mut state.registers, s),
+                EntryPayload::Normal(c) => state.agreed.change(c),
                 EntryPayload::Membership(m) => {
                     state.membership = Membership::new(Some(e.log_id), m);
                     false
@@ -261,11 +266,11 @@ impl RaftStateMachine<TypeConfig> for Machine {
         snapshot: Box<Cursor<Vec<u8>>>,
     ) -> Made<()> {
         let signature = Some(meta.signature());
-        let registers = serde_json::from_slice(&snapshot.into_inner())
+        let agreed = serde_json::from_slice(&snapshot.into_inner())
             .map_err(|e| IoError::read_snapshot(signature.clone(), any(e)))?;
         let saved = Saved {
             meta: meta.clone(),
-            registers,
+            agreed,
         };
         let state = State::from(saved.clone());
         blocking(&self.disk, move |d| d.snapshot(saved))
@@ -301,7 +306,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Builder {
         };
         let saved = Saved {
             meta,
-            registers: state.registers,
+            agreed: state.agreed,
         };
         let out = packed(&saved).map_err(|e| IoError::write_snapshot(None, e))?;
         blocking(&self.disk, move |d| d.snapshot(saved))

@@ -1,5 +1,6 @@
-//! What the voters agree on, as types: the swap that an entry of the log
-//! carries, the voter, and the names of openraft's types with these in them.
+//! What the voters agree on, as types: the change that an entry of the log carries (the
+//! swap of a register, or which directory a voter's name stands for), the voter, and the
+//! names of openraft's types with these in them.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -16,6 +17,99 @@ pub(crate) struct Swap {
     pub new: Register,
 }
 
+/// What an entry of the log changes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Change {
+    /// A volume's register.
+    Swap(Swap),
+    /// From now on the voters with these names are those with these directories, unless a
+    /// name stands for another one, or that directory was retired.
+    Admit(BTreeMap<String, u64>),
+    /// The voter's directory with this incarnation is lost: the name stands for none.
+    Retire {
+        /// The voter's name.
+        voter: String,
+        /// What its name stood for.
+        incarnation: u64,
+    },
+}
+
+/// Which directory a voter's name stands for. A directory's incarnation is a random number
+/// that is made with it, so a voter that lost its directory is another one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Life {
+    /// The incarnation that votes under the name.
+    pub present: Option<u64>,
+    /// Those that did, and never do again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retired: Vec<u64>,
+}
+
+/// The voters' incarnations, as the log says, its entries that are not committed included:
+/// as Raft's set of voters, they count from the moment at which they are in the log. Empty:
+/// no voter was admitted yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lives(BTreeMap<String, Life>);
+
+impl Lives {
+    /// Whether no voter was admitted yet.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The incarnation that votes under this name.
+    pub fn present(&self, voter: &str) -> Option<u64> {
+        self.0.get(voter)?.present
+    }
+
+    /// Whether this one does not vote under this name: another does, or it was retired.
+    pub fn excludes(&self, voter: &str, incarnation: u64) -> bool {
+        self.0.get(voter).is_some_and(|l| {
+            l.present.is_some_and(|p| p != incarnation) || l.retired.contains(&incarnation)
+        })
+    }
+
+    /// Whether this one voted under this name, and never does again.
+    pub fn is_retired(&self, voter: &str, incarnation: u64) -> bool {
+        let life = self.0.get(voter);
+        life.is_some_and(|l| l.retired.contains(&incarnation))
+    }
+
+    /// All that vote.
+    pub fn all(&self) -> BTreeMap<String, u64> {
+        let all = self.0.iter();
+        all.filter_map(|(n, l)| Some((n.clone(), l.present?)))
+            .collect()
+    }
+
+    /// As after an entry with this change. False if it changes nothing here.
+    pub fn change(&mut self, c: &Change) -> bool {
+        match c {
+            Change::Swap(_) => false,
+            Change::Admit(all) => {
+                let mut done = false;
+                for (voter, incarnation) in all {
+                    let life = self.0.entry(voter.clone()).or_default();
+                    if life.present.is_none() && !life.retired.contains(incarnation) {
+                        life.present = Some(*incarnation);
+                        done = true;
+                    }
+                }
+                done
+            }
+            Change::Retire { voter, incarnation } => match self.0.get_mut(voter) {
+                Some(life) if life.present == Some(*incarnation) => {
+                    life.present = None;
+                    life.retired.push(*incarnation);
+                    true
+                }
+                _ => false,
+            },
+        }
+    }
+}
+
 /// A voter. Where it listens is each node's configuration, not the log's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Voter {
@@ -24,9 +118,9 @@ pub(crate) struct Voter {
 }
 
 openraft::declare_raft_types!(
-    /// The log's entries are swaps, and the answer is whether one was done.
+    /// The answer to a change is whether it was done.
     pub(crate) TypeConfig:
-        D = Swap,
+        D = Change,
         R = bool,
         NodeId = u64,
         Node = Voter,
@@ -44,6 +138,23 @@ pub(crate) type StorageError = openraft::StorageError<u64>;
 /// The registers of all volumes that were ever written.
 pub(crate) type Registers = BTreeMap<String, Register>;
 
+/// All that the entries of a log have made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Agreed {
+    pub registers: Registers,
+    pub lives: Lives,
+}
+
+impl Agreed {
+    /// As after an entry with this change. False if it changes nothing.
+    pub fn change(&mut self, c: Change) -> bool {
+        match c {
+            Change::Swap(s) => swap(&mut self.registers, s),
+            c => self.lives.change(&c),
+        }
+    }
+}
+
 /// A voter's number: the checksum of its name, so that it stays the same when
 /// others come and go. [`crate::RaftViews::start`] refuses two alike.
 pub(crate) fn number(name: &str) -> u64 {
@@ -52,7 +163,7 @@ pub(crate) fn number(name: &str) -> u64 {
 
 /// Compare and swap. False, and nothing changed, if `new` does not follow the
 /// present register.
-pub(crate) fn swap(registers: &mut Registers, s: Swap) -> bool {
+fn swap(registers: &mut Registers, s: Swap) -> bool {
     let version = registers.get(&s.volume).map_or(0, |r| r.version);
     let done = version.checked_add(1) == Some(s.new.version);
     if done {
@@ -64,6 +175,25 @@ pub(crate) fn swap(registers: &mut Registers, s: Swap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A name stands for one directory at a time, and never again for one that was lost.
+    #[test]
+    fn a_name_stands_for_one_directory() {
+        let mut lives = Lives::default();
+        let admit = |n: u64| Change::Admit([("w".to_owned(), n)].into());
+        let retire = |incarnation| Change::Retire {
+            voter: "w".into(),
+            incarnation,
+        };
+        assert!(!lives.excludes("w", 1) && lives.change(&admit(1)));
+        assert!(!lives.change(&admit(2)) && !lives.change(&retire(2)));
+        assert!(lives.excludes("w", 2) && !lives.excludes("w", 1));
+        assert!(lives.change(&retire(1)) && !lives.change(&retire(1)));
+        assert_eq!(lives.present("w"), None);
+        assert!(lives.excludes("w", 1) && !lives.excludes("w", 2));
+        assert!(!lives.change(&admit(1)) && lives.change(&admit(2)));
+        assert_eq!(lives.all(), [("w".to_owned(), 2)].into());
+    }
 
     #[test]
     fn a_swap_needs_the_version_before() {

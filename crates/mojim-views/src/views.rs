@@ -20,7 +20,7 @@ use mojim_env::{Address, Env};
 use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
-use mojim_replica::request::RaftCall;
+use mojim_replica::request::{RaftCall, Retired};
 use openraft::error::{CheckIsLeaderError, Fatal, InitializeError, RaftError};
 use openraft::raft::{AppendEntriesRequest, VoteRequest};
 use openraft::{ChangeMembers, Config, SnapshotPolicy};
@@ -36,7 +36,7 @@ use crate::net::{
     Asked, Links, Network, Room, check_snapshot, check_vote, from_value, numbered, unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
-use crate::types::{Membership, Raft, Swap, TypeConfig, Voter, number};
+use crate::types::{Change, Membership, Raft, Swap, TypeConfig, Voter, number};
 
 /// Threads that tasks run on. They never block.
 const WORKERS: usize = 2;
@@ -163,10 +163,10 @@ impl RaftViews {
         }
         let voters = numbered(&o.voters)?;
         let links = Links::new(&env, &o.cluster, &o.me, voters, &o.replaced);
-        let links = Arc::new(links);
         let room = links.room()?;
         let config = raft_config(&o, &room, every, stay)?;
         let disk = Arc::new(Disk::open_as(env, &o.dir, &o.cluster, &o.me, o.again)?);
+        let links = Arc::new(links.of_directory(disk.incarnation(), disk.lives()));
         let members = links.members();
         let stored = disk.kept(|k| k.membership())?;
         if let Some(m) = &stored {
@@ -194,16 +194,21 @@ impl RaftViews {
             let raft = Raft::new(id, Arc::new(config), network, store, machine)
                 .await
                 .map_err(|e| Error::Poisoned(e.to_string()))?;
-            if joins {
-                return Ok(raft);
+            if !joins {
+                begin(&raft, members).await?;
             }
-            begin(&raft, members).await?;
             Ok(raft)
         };
         // Without a bound: this waits for the disk alone.
         let raft = wait(runtime.handle(), None, started)?;
         let replacing = replace_voters(raft.clone(), links.clone(), o.heartbeat);
         runtime.spawn(replacing);
+        runtime.spawn(admit_voters(
+            raft.clone(),
+            links.clone(),
+            o.heartbeat,
+            o.election.1,
+        ));
         Ok(Arc::new(RaftViews {
             inner: Arc::new(Inner {
                 id,
@@ -369,6 +374,67 @@ async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
     }
 }
 
+/// Whenever this voter leads, admits the voters under whose names no directory votes. The
+/// first time a majority of all is admitted at once; until then nothing is read or swapped.
+/// A voter that is not admitted helps nobody when another one is lost, so at first all are
+/// waited for, `grace` long.
+async fn admit_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration, grace: Duration) {
+    let mut metrics = raft.metrics();
+    let mut since = Instant::now();
+    loop {
+        let now = metrics.borrow_and_update().clone();
+        let m = &now.membership_config;
+        let nodes = m.nodes().map(|(id, _)| *id);
+        let unknown: Vec<u64> = nodes
+            .filter(|id| links.present(links.name(*id)).is_none())
+            .collect();
+        if now.current_leader != Some(now.id) || unknown.is_empty() {
+            since = Instant::now();
+            match metrics.changed().await {
+                Ok(()) => continue,
+                Err(_) => return,
+            }
+        }
+        let met = meet(&links, unknown, heartbeat * 4).await;
+        let votes = |name: &String| m.voter_ids().any(|v| v == number(name));
+        let all = m.voter_ids().count();
+        let most = match since.elapsed() < grace {
+            true => all,
+            false => all / 2 + 1,
+        };
+        let enough = met.keys().filter(|n| votes(n)).count() >= most || !links.is_founding();
+        if enough && !met.is_empty() {
+            // If another leads by now, or too few answer, it is for a later look.
+            let _ = raft.client_write(Change::Admit(met)).await;
+        }
+        tokio::time::sleep(heartbeat).await;
+        if raft.metrics().borrow().running_state.is_err() {
+            return;
+        }
+    }
+}
+
+/// Asks these voters, all at one time, with which directories they vote. Those that do not
+/// answer are left out.
+async fn meet(links: &Arc<Links>, all: Vec<u64>, patience: Duration) -> BTreeMap<String, u64> {
+    let asked = all.into_iter().map(|id| {
+        let links = links.clone();
+        tokio::task::spawn_blocking(move || {
+            let (name, life) = (links.name(id), links.who(id, patience).ok()?);
+            links.may_admit(name, life).then(|| (name.to_owned(), life))
+        })
+    });
+    let asked: Vec<_> = asked.collect();
+    let mut met = BTreeMap::new();
+    for a in asked {
+        met.extend(a.await.ok().flatten());
+    }
+    met
+}
+
+/// Why a voter that leads answers nothing yet.
+const FOUNDING: &str = "no majority of the voters has met yet";
+
 fn stopped() -> Error {
     Error::Busy("the register of views is stopped here".into())
 }
@@ -447,6 +513,9 @@ impl Inner {
     }
 
     async fn read_here(&self, volume: &str) -> Result<Here<Register>> {
+        if self.links.is_founding() {
+            return Ok(Here::Elsewhere(FOUNDING.into()));
+        }
         match self.raft.ensure_linearizable().await {
             Ok(_) => Ok(Here::Done(self.now.read(volume))),
             Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(q))) => {
@@ -484,11 +553,45 @@ impl Inner {
         if self.leader() != Some(self.id) {
             return Ok(Here::Elsewhere("this voter does not lead".into()));
         }
-        match self.raft.client_write(s).await {
-            Ok(r) => Ok(Here::Done(r.data)),
+        if self.links.is_founding() {
+            return Ok(Here::Elsewhere(FOUNDING.into()));
+        }
+        self.write(Change::Swap(s)).await.map(Here::Done)
+    }
+
+    async fn write(&self, c: Change) -> Result<bool> {
+        match self.raft.client_write(c).await {
+            Ok(r) => Ok(r.data),
             Err(RaftError::APIError(_)) => Err(fate_unknown("this voter leads no more")),
             Err(RaftError::Fatal(e)) => Err(self.fatal(&e)),
         }
+    }
+
+    /// Has the log say that the directory with which `voter` was admitted is lost. Nobody
+    /// counts the voter from then on, so a majority without it has that entry before
+    /// another directory is admitted.
+    async fn retire_here(&self, voter: &str) -> Result<Here<Retired>> {
+        if self.leader() != Some(self.id) {
+            return Ok(Here::Elsewhere("this voter does not lead".into()));
+        }
+        let id = number(voter);
+        if !self.links.members().contains_key(&id) {
+            return Err(Error::NotFound(format!("node {voter} does not vote")));
+        }
+        let Some(incarnation) = self.links.present(voter) else {
+            return Ok(Here::Done(Retired::Waits));
+        };
+        let (links, patience) = (self.links.clone(), self.heartbeat * 4);
+        let who = tokio::task::spawn_blocking(move || links.who(id, patience)).await;
+        if who.is_ok_and(|w| w.is_ok_and(|life| life == incarnation)) {
+            return Ok(Here::Done(Retired::Votes));
+        }
+        let voter = voter.to_owned();
+        let retire = Change::Retire { voter, incarnation };
+        Ok(Here::Done(match self.write(retire).await? {
+            true => Retired::Now,
+            false => Retired::Waits,
+        }))
     }
 
     /// Asks the leader. Ends early if it no longer leads.
@@ -556,9 +659,48 @@ impl Inner {
         }
     }
 
+    /// Asking again changes nothing: what is retired is named by its incarnation.
+    async fn retire(&self, voter: &str) -> Result<Retired> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            self.check()?;
+            let leader = self.leader();
+            let attempt = async {
+                match leader {
+                    Some(id) if id == self.id => self.retire_here(voter).await,
+                    Some(id) => {
+                        let q = json!({ "voter": voter });
+                        match self.forward(id, "forward-retire", q, deadline).await {
+                            Asked::Answer(v) => match elsewhere(&v) {
+                                Some(why) => Ok(Here::Elsewhere(why)),
+                                None => Ok(Here::Done(from_value(&v["done"])?)),
+                            },
+                            Asked::NotSent(e) => Ok(Here::Elsewhere(e.to_string())),
+                            Asked::Unknown(e) => Err(e),
+                        }
+                    }
+                    None => Ok(Here::Elsewhere("no voter leads".into())),
+                }
+            };
+            let why = match timeout_at(deadline, attempt).await {
+                Ok(Ok(Here::Done(done))) => return Ok(done),
+                Ok(Ok(Here::Elsewhere(why))) => why,
+                Ok(Err(e)) => return Err(e),
+                Err(_) => return Err(self.nobody("too few voters agree")),
+            };
+            self.pause(leader, deadline).await;
+            if Instant::now() >= deadline {
+                return Err(self.nobody(&why));
+            }
+        }
+    }
+
     /// The voters' names, as far as this voter knows; during a change, both sets.
     async fn voters(&self) -> Result<Vec<String>> {
         self.check()?;
+        if let Some(why) = self.links.refused() {
+            return Err(Error::Stale(why));
+        }
         let metrics = self.raft.metrics().borrow().clone();
         let m = metrics.membership_config;
         let votes = |id: &u64| m.voter_ids().any(|v| v == *id);
@@ -613,7 +755,13 @@ impl Inner {
             .map_or(self.timeout, Duration::from_millis);
         let soon = deadline.min(Instant::now() + asked.min(self.timeout));
         let late = |_| Error::Timeout(format!("not within {asked:?}"));
+        if let "append" | "vote" | "snapshot" | "who" = &*call.rpc
+            && let Some(no) = self.links.check_lives(&call)?
+        {
+            return Ok(no);
+        }
         match &*call.rpc {
+            "who" => self.links.say_who(body),
             "append" => {
                 let q: AppendEntriesRequest<TypeConfig> = from_value(body)?;
                 check_vote(&q.vote, &call.from)?;
@@ -638,6 +786,11 @@ impl Inner {
             "forward-swap" => {
                 let swap = timeout_at(soon, self.swap_here(from_value(body)?)).await;
                 told(&swap.map_err(late)??)
+            }
+            "forward-retire" => {
+                let voter = body["voter"].as_str().unwrap_or("");
+                let retired = timeout_at(soon, self.retire_here(voter)).await;
+                told(&retired.map_err(late)??)
             }
             rpc => Err(Error::Invalid(format!("no voter answers {rpc:?}"))),
         }
@@ -673,6 +826,11 @@ impl ViewRegister for RaftViews {
         self.run(async move { inner.voters().await })
     }
 
+    fn retire(&self, voter: &str) -> Result<Retired> {
+        let (inner, voter) = (self.inner.clone(), voter.to_owned());
+        self.run(async move { inner.retire(&voter).await })
+    }
+
     fn hear(&self, call: RaftCall) -> Result<Value> {
         let inner = self.inner.clone();
         self.run(async move { inner.answer(call).await })
@@ -696,6 +854,11 @@ impl RaftViews {
     /// The node's metrics.
     pub(crate) fn metrics(&self) -> Metrics {
         self.inner.raft.metrics().borrow().clone()
+    }
+
+    /// Whether its log names directories of all of these voters.
+    pub(crate) fn knows(&self, all: &[String]) -> bool {
+        all.iter().all(|n| self.inner.links.present(n).is_some())
     }
 
     /// This voter's own register, old as it may be.

@@ -17,7 +17,7 @@ use mojim_env::threads::block_signals;
 use mojim_env::{Context, Env, Error, Result};
 use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
-use mojim_replica::request::RaftCall;
+use mojim_replica::request::{RaftCall, Retired};
 use serde_json::Value;
 use tracing::{dispatcher, error, info};
 
@@ -153,6 +153,10 @@ impl ViewRegister for RegisterVoter {
 
     fn voters(&self) -> Result<Vec<String>> {
         self.part()?.voters()
+    }
+
+    fn retire(&self, voter: &str) -> Result<Retired> {
+        self.part()?.retire(voter)
     }
 
     fn hear(&self, call: RaftCall) -> Result<Value> {

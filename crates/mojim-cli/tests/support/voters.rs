@@ -7,7 +7,7 @@ use std::ops::Deref;
 use serde_json::Value;
 
 use super::home::Home;
-use super::{Process, await_or, await_that};
+use super::{Process, await_or, await_that, text};
 
 /// Two nodes with data, `a` and `b`, and a witness, `w`. Where it has a backup,
 /// that is `c`, and there is another witness, `x`.
@@ -98,6 +98,12 @@ impl Cluster {
                 is.then_some(())
             },
         );
+    }
+
+    /// Until the voters' log names the directory of this voter, which runs.
+    pub fn await_admitted(&self, voter: &str) {
+        let out = self.mojim("replace", &["--same-name", voter]);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     }
 
     /// Primary `a` has mirror `b` now: a machine that stood still may have made it

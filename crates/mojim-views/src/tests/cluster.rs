@@ -12,7 +12,7 @@ use mojim_env::Error;
 use mojim_linux::Os;
 use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
-use mojim_replica::request::RaftCall;
+use mojim_replica::request::{RaftCall, Retired};
 
 use super::daemons::{Cut, Daemons};
 use super::failing::Failing;
@@ -270,6 +270,7 @@ fn a_voter_whose_disk_failed_takes_no_part() {
     for (name, disk) in &disks {
         d.start_on(disk.clone(), name);
     }
+    d.await_admitted(&d.names());
     assert!(swap(&d.at("a"), "v", &register(1, "x")));
     // The one that leads when its disk has failed: it cannot even give its place up without a
     // vote on that disk. (On a busy machine another may lead by then.)
@@ -497,6 +498,8 @@ fn calls_from_within_another_runtime_do_not_panic() {
             to: "a".into(),
             from: "b".into(),
             voters: 0,
+            life: Some(1),
+            knows: None,
             rpc: "vote".into(),
             body: serde_json::Value::Null,
         };
@@ -605,8 +608,8 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
     assert!(after <= before.map(|n| n + 3), "{before:?} to {after:?}");
 }
 
-/// A voter that had lost its log began a new one with the replacement of another:
-/// two of three, while the third had the register.
+/// A voter that had lost its log, or never had one, began a new one with the replacement of
+/// another: two of three, while the third had the register.
 #[test]
 fn who_lost_its_log_makes_no_cluster_with_a_new_one() {
     let mut d = Daemons::new(&["a", "b", "c", "d"]);
@@ -625,9 +628,80 @@ fn who_lost_its_log_makes_no_cluster_with_a_new_one() {
     let (c, new) = (d.start("c"), d.start("d"));
     times_out(Duration::from_secs(3), || c.read("v"));
     times_out(Duration::from_secs(3), || new.swap("v", &register(1, "y")));
-    // With `a`, which has the register, `c` is a majority of the voters that it knows.
+    // Nor do `c` and `a`, which has the register: `b` does not know `c`.
     let a = d.start("a");
-    assert_eq!(read(&a, "v"), register(1, "x"));
+    times_out(Duration::from_secs(3), || a.read("v"));
+}
+
+/// Waits until a voter has heard why it does not vote.
+fn await_refused(v: &RaftViews, why: &str) {
+    let begun = Instant::now();
+    loop {
+        match v.voters() {
+            Err(Error::Stale(said)) if said.contains(why) => return,
+            said => assert!(begun.elapsed() < DEADLINE, "{said:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// `b` was away while `a` and `c` changed a view; then `a` was away, and `c` lost its disk:
+/// `b` and the empty `c` led, and read the view of before. What was acknowledged in between
+/// was on no node.
+#[test]
+fn a_voter_that_lost_its_directory_votes_for_nobody() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(3);
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.stop("b");
+    assert!(swap(&d.at("a"), "v", &register(2, "y")));
+    d.stop("a");
+    d.stop("c");
+    let dir = d.options_of("c").dir;
+    let old = dir.with_extension("old");
+    std::fs::rename(&dir, &old).unwrap();
+    let (b, c) = (d.start("b"), d.start("c"));
+    await_refused(&c, "--same-name c");
+    times_out(d.options.timeout, || b.read("v"));
+    times_out(d.options.timeout, || c.read("v"));
+    // Nobody may give `c`'s directory up without a majority of those that were admitted.
+    times_out(d.options.timeout, || b.retire("c"));
+    let a = d.start("a");
+    assert_eq!(read(&b, "v"), register(2, "y"));
+    await_refused(&c, "--same-name c");
+    assert_eq!(retire(&b, "a"), Retired::Votes);
+    assert_eq!(retire(&b, "c"), Retired::Now);
+    d.await_admitted(&d.names());
+    assert_eq!(read(&c, "v"), register(2, "y"));
+    c.voters().unwrap();
+    // It counts again.
+    d.stop("b");
+    assert!(swap(&a, "v", &register(3, "z")));
+    // The directory that was lost is another voter's by now.
+    d.stop("c");
+    let new = dir.with_extension("new");
+    std::fs::rename(&dir, &new).unwrap();
+    std::fs::rename(&old, &dir).unwrap();
+    let c = d.start("c");
+    await_refused(&c, "was given up");
+    times_out(d.options.timeout, || a.read("v"));
+    d.stop("c");
+    std::fs::rename(&dir, &old).unwrap();
+    std::fs::rename(&new, &dir).unwrap();
+    d.start("c");
+    assert_eq!(read(&a, "v"), register(3, "z"));
+}
+
+/// Gives a voter's directory up, as soon as a voter leads.
+fn retire(at: &RaftViews, voter: &str) -> Retired {
+    let begun = Instant::now();
+    loop {
+        match at.retire(voter) {
+            Err(Error::Timeout(_)) if begun.elapsed() < DEADLINE => {}
+            r => return r.unwrap(),
+        }
+    }
 }
 
 /// What `name` was started with in another configuration.

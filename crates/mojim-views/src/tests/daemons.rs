@@ -129,9 +129,20 @@ impl Daemons {
         v
     }
 
+    /// Starts all, and waits until they are admitted.
     pub fn start_all(&self) {
-        for name in self.names() {
-            self.start(&name);
+        let names = self.names();
+        names.iter().for_each(|n| drop(self.start(n)));
+        self.await_admitted(&names);
+    }
+
+    /// Waits until each of these voters knows all of them by its log: a voter that is not
+    /// admitted does not stand in for another.
+    pub fn await_admitted(&self, names: &[String]) {
+        let begun = Instant::now();
+        while names.iter().any(|n| !self.at(n).knows(names)) {
+            assert!(begun.elapsed() < Duration::from_secs(180));
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

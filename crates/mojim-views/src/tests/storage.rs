@@ -15,7 +15,8 @@ use super::{Temp, register};
 use crate::disk::{Disk, Saved};
 use crate::store::{LogStore, Machine};
 use crate::types::{
-    Entry, LogId, Registers, SnapshotMeta, StorageError, Swap, TypeConfig, Vote, number,
+    Agreed, Change, Entry, LogId, Registers, SnapshotMeta, StorageError, Swap, TypeConfig, Vote,
+    number,
 };
 
 fn os() -> Arc<dyn Env> {
@@ -113,10 +114,10 @@ fn id(term: u64, index: u64) -> LogId {
 fn entry(index: u64) -> Entry {
     Entry {
         log_id: id(1, index),
-        payload: EntryPayload::Normal(Swap {
+        payload: EntryPayload::Normal(Change::Swap(Swap {
             volume: "v".into(),
             new: register(index, "somebody"),
-        }),
+        })),
     }
 }
 
@@ -130,7 +131,10 @@ fn saved(last: LogId) -> Saved {
             last_log_id: Some(last),
             ..SnapshotMeta::default()
         },
-        registers: Registers::from([("v".into(), register(last.index, "somebody"))]),
+        agreed: Agreed {
+            registers: Registers::from([("v".into(), register(last.index, "somebody"))]),
+            ..Agreed::default()
+        },
     }
 }
 
@@ -177,7 +181,7 @@ fn what_was_written_is_there_again() {
         .kept(|k| (k.vote, k.last(), k.entries[&2].payload.clone()))
         .unwrap();
     assert_eq!((vote, last), (Some(Vote::new(1, 7)), Some(id(1, 4))));
-    assert!(matches!(e, EntryPayload::Normal(s) if s.new == register(2, "somebody")));
+    assert!(matches!(e, EntryPayload::Normal(Change::Swap(s)) if s.new == register(2, "somebody")));
 
     d.truncate(4).unwrap();
     d.append(vec![entry(4), entry(5)]).unwrap();
