@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node};
 use mojim_env::{Address, Env};
@@ -13,13 +13,15 @@ use mojim_replica::layout;
 use mojim_replica::request::Request;
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, say_on_stderr};
 use crate::heard;
 
 /// How long a node may take to answer a short question.
 pub const SHORT: Duration = Duration::from_secs(3);
 /// How long it may take over one that reads data or ends a view.
 pub const LONG: Duration = Duration::from_secs(30);
+/// Between two tries of what is to be tried again.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// What a node knows of all its volumes.
 pub const STATUS: Request = Request::Status {
@@ -48,6 +50,19 @@ impl Asked {
             }
         }
         Asked::connect(config, node, limit)
+    }
+
+    /// Connects to a node, to ask this.
+    fn for_request(
+        config: &Config,
+        node: &Node,
+        limit: Duration,
+        request: &Request,
+    ) -> Result<Asked, Failure> {
+        match request.is_order() {
+            true => Asked::to_order(config, node, limit),
+            false => Asked::connect(config, node, limit),
+        }
     }
 
     /// Connects to a node.
@@ -85,36 +100,38 @@ pub fn ask(
     limit: Duration,
     request: &Request,
 ) -> Result<Value, Failure> {
-    ask_and(config, node, limit, request, |_| String::new())
+    let mut asked = Asked::for_request(config, node, limit, request)?;
+    let who = asked.who().to_owned();
+    let answer = asked.ask(request);
+    answer.map_err(|e| Failure::failed(format!("{who}: {}", plain(&e))))
 }
 
-/// As [`ask`], for a command that can do nothing without that node: says how to start it
-/// where nobody listens.
+/// As [`ask`], for a command that can do nothing without that node: says how to start it where
+/// nobody listens, and asks again, for `patience`, while the node says that something is in use.
 pub fn demand(
     config: &Config,
     node: &Node,
     limit: Duration,
     request: &Request,
+    patience: Duration,
 ) -> Result<Value, Failure> {
-    ask_and(config, node, limit, request, |e| advice(&node.name, e))
-}
-
-/// Asks; `more` is added to the text of an error.
-fn ask_and(
-    config: &Config,
-    node: &Node,
-    limit: Duration,
-    request: &Request,
-    more: impl Fn(&mojim::Error) -> String,
-) -> Result<Value, Failure> {
-    let mut asked = match request.is_order() {
-        true => Asked::to_order(config, node, limit)?,
-        false => Asked::connect(config, node, limit)?,
-    };
-    let who = asked.who().to_owned();
-    asked
-        .ask(request)
-        .map_err(|e| Failure::failed(format!("{who}: {}{}", plain(&e), more(&e))))
+    let end = Instant::now() + patience;
+    let mut said = false;
+    loop {
+        let mut asked = Asked::for_request(config, node, limit, request)?;
+        let e = match asked.ask(request) {
+            Ok(v) => return Ok(v),
+            Err(e) => e,
+        };
+        let text = format!("{}: {}{}", asked.who(), plain(&e), advice(&node.name, &e));
+        if !(is_answer(&e) && e.errno() == libc::EBUSY) || Instant::now() >= end {
+            return Err(Failure::failed(text));
+        }
+        if !std::mem::replace(&mut said, true) {
+            say_on_stderr(&format!("{text}. It is tried again for {patience:?}"));
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
 /// What to do about node `name`, if nobody listens there. One that is slow may be at work.

@@ -1,6 +1,7 @@
 //! `mojim promote`: makes a mirror the primary, by an operator's word.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use mojim_replica::request::Request;
 use serde_json::{Value, json};
@@ -41,6 +42,9 @@ pub struct Promote {
     /// Do not ask before --force.
     #[arg(long, requires = "force")]
     yes: bool,
+    /// While a primary is alive, or was a moment ago, try again for this many seconds.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_value_t = 0, default_missing_value = "30")]
+    wait: u64,
     /// Print the answer as JSON.
     #[arg(long)]
     json: bool,
@@ -79,11 +83,12 @@ impl Promote {
             volume: volume.name.clone(),
             force: self.force,
         };
-        let mut answer = demand(&config, node, LONG, &request)?;
+        let wait = Duration::from_secs(self.wait);
+        let mut answer = demand(&config, node, LONG, &request, wait)?;
         // The node goes on, and whoever asks again learns how far it is.
         while answer["promoting"] == true {
             eprintln!("{}", progress(&volume.name, &node.name, &answer));
-            answer = demand(&config, node, LONG, &request)?;
+            answer = demand(&config, node, LONG, &request, wait)?;
         }
         if self.json {
             let mut answer = answer;

@@ -734,6 +734,21 @@ fn run_says_what_it_lacks() {
     }
 }
 
+/// Right after the primary's end a promotion was refused, since the primary had been heard a
+/// moment ago, and an operator had to try again.
+#[test]
+fn a_promotion_waits_until_the_primary_counts_as_gone() {
+    let c = Cluster::new(SYNC);
+    let (mut a, _b) = (c.node("a"), c.node("b"));
+    let (mut p, _) = c.program("a", &["--entries", "50", "--linger"]);
+    p.acknowledged(0, 50);
+    p.kill();
+    a.kill();
+    let out = c.mojim("promote", &["--name", "b", "--wait"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    assert_eq!(c.says("b")["view"]["primary"], "b");
+}
+
 /// Static programs ran unguarded, and reached the volume's files past Mojim.
 #[test]
 fn run_starts_no_program_that_would_run_without_the_libraries() {

@@ -48,6 +48,8 @@ use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Context, Env, Error, Proof, Result};
 use mojim_linux::rings;
 use mojim_linux::{Door, Listener, Os, Refusals, guard_sigbus, trust};
+use mojim_protocol::is_near;
+use mojim_protocol::view::{Member, Register};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
 use mojim_replica::courtesy::Courtesy;
@@ -756,10 +758,72 @@ impl Node {
         {
             return Err(no);
         }
+        let agreed = self.check_role(&v, &h)?;
         // A copy that this node leads is opened for a node that may replace it.
         let led = !self.of(&v).is_open() && !self.follows(&v)?;
         let m = self.mirror(&v).map_err(Refusal::from)?;
+        m.learn_epoch(agreed.unwrap_or(0));
         Ok((m, h, led.then_some(v)))
+    }
+
+    /// Checks that the greeting node is the primary of the view, or, for a backup, one of the
+    /// two that forward: by the register, where there is one. Without a register no node knows
+    /// which of the others an operator has promoted. Returns the register's epoch, where it
+    /// was read.
+    fn check_role(&self, v: &Volume, h: &Hello) -> Result<Option<u64>, Refusal> {
+        let Some(views) = self.register(v) else {
+            return Ok(None);
+        };
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
+        let sb = sb.ok().flatten();
+        let promised = sb.as_ref().map_or(0, |sb| sb.promised);
+        let view = sb.map(|sb| sb.view).unwrap_or_default();
+        let named = |n: &str| n == v.primary || v.mirror.as_deref() == Some(n);
+        let before = self.of(v).mirror().map(|m| m.greeted());
+        let follows = view.primary == h.from
+            || h.backup && (named(&h.from) || before.as_ref() == Some(&h.from));
+        // A link that is made again in the view that is followed here needs no majority.
+        if view.epoch > 0 && view.epoch == h.epoch && promised == h.epoch && follows {
+            return Ok(None);
+        }
+        let reg = match views.read(&v.name) {
+            Ok(reg) => reg,
+            // Nothing can be begun by it: the register has to agree before.
+            Err(_) if follows => return Ok(None),
+            Err(e) => {
+                let text = format!("whether node {} is the primary is not known: {e}", h.from);
+                return Err(Refusal {
+                    code: RefuseCode::Busy,
+                    text,
+                });
+            }
+        };
+        let begun = reg.epoch.max(promised);
+        if !is_near(h.epoch, begun) {
+            return Err(self.stranger(format!(
+                "epoch {} was asked for; nobody can have come as far from epoch {begun}",
+                h.epoch
+            )));
+        }
+        if reg.version == 0 || may_greet(&reg, &h.from, h.backup) {
+            return Ok(Some(reg.epoch));
+        }
+        let primary = reg.primary.as_ref().map_or("none", |p| &p.node);
+        let code = match h.backup {
+            _ if reg.epoch > h.view => RefuseCode::Superseded,
+            true => RefuseCode::Busy,
+            false => RefuseCode::Stranger,
+        };
+        Err(Refusal {
+            code,
+            text: format!(
+                "node {} is not the primary of volume {}{}: by the register that is node {primary}, since epoch {}",
+                h.from,
+                v.name,
+                if h.backup { ", nor its mirror" } else { "" },
+                reg.epoch
+            ),
+        })
     }
 
     /// Follows a primary until its link ends or this node stops.
@@ -1035,6 +1099,12 @@ impl Node {
             }
         }
     }
+}
+
+/// Whether node `from` leads in this view, or forwards in it to a backup.
+fn may_greet(reg: &Register, from: &str, backup: bool) -> bool {
+    let is = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.node == from);
+    is(&reg.primary) || backup && is(&reg.mirror)
 }
 
 /// Whether something failed for want of room alone.

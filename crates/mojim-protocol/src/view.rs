@@ -199,6 +199,10 @@ mod tests {
         // an amnesiac mirror does not
         assert_eq!(r.take_over(&m("b", 2), 5), Err(Refusal::NotMember));
         assert_eq!(r.take_over(&b, 2), Err(Refusal::OldEpoch));
+        // No epoch is begun twice, also not by the same primary.
+        assert_eq!(r.attach(&a, None, 2, true), Err(Refusal::OldEpoch));
+        assert_eq!(r.force(&b, 2), Err(Refusal::OldEpoch));
+        assert!(r.attach(&a, None, 3, false).is_ok());
         // an amnesiac primary attaches only with what its mirror holds
         let a2 = m("a", 2);
         assert_eq!(r.attach(&a2, None, 4, false), Err(Refusal::NotMember));

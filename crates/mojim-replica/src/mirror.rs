@@ -30,7 +30,9 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;
-use mojim_protocol::{Acknowledged, Arrival, History, Holding, LEAP, LaneIn, Prefix};
+use mojim_protocol::{
+    Acknowledged, Arrival, History, Holding, LAST_EPOCH, LEAP, LaneIn, Prefix, is_near,
+};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE};
@@ -93,6 +95,8 @@ pub struct Mirror {
     distrusted: AtomicBool,
     /// The register was asked to go on with what is here, whatever is missing.
     gives_up: AtomicBool,
+    /// The greatest epoch that the register was seen to have.
+    agreed: AtomicU64,
 }
 
 /// A refusal with its reason: what the peer is told before the link closes.
@@ -212,6 +216,7 @@ impl Mirror {
             closed: AtomicBool::new(false),
             distrusted: AtomicBool::new(store.has_part()),
             gives_up: AtomicBool::new(false),
+            agreed: AtomicU64::new(0),
             store,
         }
     }
@@ -351,6 +356,11 @@ impl Mirror {
         self.store.advanced.notify();
     }
 
+    /// The register has this epoch: a node that was away for long may be told of it.
+    pub fn learn_epoch(&self, agreed: u64) {
+        self.agreed.fetch_max(agreed, AcqRel);
+    }
+
     /// Answers a primary's `Hello`; the promise is durable when this returns. Also
     /// returns the link's generation.
     pub fn hello(&self, h: &Hello) -> Result<(Welcome, u64), Refusal> {
@@ -365,7 +375,7 @@ impl Mirror {
         self.check_lanes(h, &sb)?;
         check_view(h, &sb)?;
         self.check_rival(h, &sb)?;
-        check_epoch(h, &sb)?;
+        check_epoch(h, &sb, self.agreed.load(Acquire))?;
         if let Err(e) = self.store.check() {
             return Err(Refusal::new(RefuseCode::Poisoned, e.cause()));
         }
@@ -642,14 +652,31 @@ fn check_view(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
     ))
 }
 
-/// Refuses an epoch that may not be promised any more.
-fn check_epoch(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
+/// Refuses an epoch that may not be promised: any more, or because nobody can have come as
+/// far as that. `agreed`: the greatest epoch that the register was seen to have.
+fn check_epoch(h: &Hello, sb: &Superblock, agreed: u64) -> Result<(), Refusal> {
     // No two nodes begin the same epoch, so an equal epoch is of the same primary. A
     // greater one may also come from a primary that goes on while this node's memory of
     // it is gone.
     let fresh = h.epoch >= sb.promised;
-    if fresh && h.epoch != 0 && h.epoch <= u64::MAX / 2 {
+    // A copy that has promised nothing knows nothing.
+    let known = match sb.promised {
+        0 => LAST_EPOCH,
+        promised => promised.max(agreed),
+    };
+    let likely = is_near(h.epoch, known) && is_near(h.view, known);
+    if fresh && h.epoch != 0 && likely {
         return Ok(());
+    }
+    if !likely {
+        // The greeting node is to begin nothing by this.
+        return Err(Refusal::new(
+            RefuseCode::Stranger,
+            format!(
+                "epoch {} was asked for, in view {}; nobody can have come as far from epoch {known}, which is known here",
+                h.epoch, h.view
+            ),
+        ));
     }
     Err(Refusal::new(
         RefuseCode::StaleEpoch,

@@ -119,11 +119,7 @@ impl Request {
         use Request::{CopyAnew, Promote, Reload, Retire, Rewrite};
         matches!(
             self,
-            Promote { .. }
-                | Reload { .. }
-                | Rewrite { .. }
-                | CopyAnew { .. }
-                | Retire { .. }
+            Promote { .. } | Reload { .. } | Rewrite { .. } | CopyAnew { .. } | Retire { .. }
         )
     }
 }

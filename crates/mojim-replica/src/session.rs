@@ -30,12 +30,14 @@ use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, St
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{
-    AckRule, Acknowledged, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile,
+    AckRule, Acknowledged, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, is_near, loss,
+    reconcile,
 };
 
 use crate::handshake::{Opening, theirs, too_large};
 use crate::holders::{Holders, Peer};
 use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx};
+use crate::mirror::promote::used_up;
 use crate::primary::Primary;
 use crate::spill_out::{SpillFile, SpillOut};
 use crate::view_client::{Change, Outcome, ViewClient};
@@ -504,15 +506,16 @@ impl Session {
         }
         self.hello_view_epoch = view;
         self.misses_mirror()?;
+        if self.attach {
+            self.epoch = self.epoch.max(self.unused_epoch());
+            self.may_begin()?;
+        }
         let store = &self.primary.store;
         let conn = store
             .env()
             .connect(&self.peer.address)
             .map_err(|e| self.unreachable(&e))?;
         let sb = store.superblock();
-        if self.attach {
-            self.epoch = self.epoch.max(self.unused_epoch());
-        }
         let tail = if self.attach {
             store.tail()
         } else {
@@ -546,6 +549,16 @@ impl Session {
         let store = &self.primary.store;
         let view = store.superblock().view.epoch;
         store.next_epoch(view.max(store.history().last_epoch()))
+    }
+
+    /// Fails for good if no epoch is left to be begun.
+    fn may_begin(&mut self) -> Result<()> {
+        if self.epoch <= LAST_EPOCH {
+            return Ok(());
+        }
+        let e = used_up(&self.primary.store.spec().volume, self.epoch);
+        self.fatal = Some(e.clone());
+        Err(e)
     }
 
     fn unreachable(&self, e: &std::io::Error) -> Error {

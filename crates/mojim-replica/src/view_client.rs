@@ -405,6 +405,44 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    /// Nobody asks it.
+    struct Mute;
+
+    impl ViewRegister for Mute {
+        fn read(&self, _: &str) -> Result<Register> {
+            Err(Error::Timeout("mute".into()))
+        }
+        fn swap(&self, _: &str, _: &Register) -> Result<bool> {
+            Err(Error::Timeout("mute".into()))
+        }
+        fn hear(&self, _: crate::request::RaftCall) -> Result<serde_json::Value> {
+            Err(Error::Timeout("mute".into()))
+        }
+    }
+
+    impl RegisterCalls for Mute {
+        fn send(&mut self, _: crate::register::RegisterCall) {}
+    }
+
+    /// A lease counts from when the register was asked, not from the answer, nor a limit
+    /// later; what was not written renews none.
+    #[test]
+    fn a_lease_counts_from_the_question() {
+        let mut c = ViewClient::new(Arc::new(Mute), Box::new(Mute), 1000 * MS);
+        let mut answered = |asked_at, written| {
+            c.asked_at = asked_at;
+            c.heard(&Outcome {
+                register: Some(Register::default()),
+                swapped: written,
+                written,
+                result: Ok(()),
+            });
+            c.confirmed
+        };
+        assert_eq!(answered(5000 * MS, true), 5000 * MS);
+        assert_eq!(answered(9000 * MS, false), 5000 * MS);
+    }
+
     /// When a mirror that works for `up` and fails for `down`, over and over,
     /// is given up, with a limit of one second.
     fn given_up(up: Duration, down: Duration) -> Option<Duration> {

@@ -11,29 +11,34 @@
 use std::fmt::Write as _;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mojim_config::Config;
 use mojim_env::wire::Wire;
-use mojim_env::{Address, Conn, Env};
+use mojim_env::{Address, Conn, Env, Error, Result};
 use mojim_format::message::{
     CopyBegin, CopyFile, CopyHave, Hello, Lane, Message, Refuse, Start, Welcome,
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
 use mojim_linux::{Listener, Os};
-use mojim_protocol::{AckRule, Lacks, Loss};
+use mojim_protocol::view::Register;
+use mojim_protocol::{AckRule, FAR, Lacks, Loss};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
-use mojim_replica::holders::Peer;
+use mojim_replica::holders::{Holders, Peer};
 use mojim_replica::layout;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::LaneServer;
 use mojim_replica::mirror::{Mirror, refuse};
 use mojim_replica::piece::Piece;
 use mojim_replica::primary::Primary;
+use mojim_replica::register::{RegisterCall, RegisterCalls, ViewRegister};
+use mojim_replica::request::RaftCall;
 use mojim_replica::session::Session;
+use mojim_replica::view_client::ViewClient;
 use mojim_store::store::Store;
 
 /// How long a conversation may take: far longer than any does.
@@ -258,15 +263,18 @@ impl Nodes {
         Arc::new(Primary::new(self.store("a"), spec))
     }
 
-    fn session(&self, primary: &Arc<Primary>) -> Session {
+    fn peer(&self) -> Peer {
         let address = Address::Unix(self.dir.join("tap"));
-        let peer = Peer {
+        Peer {
             name: "b".into(),
             address: address.clone(),
             tcp: address,
             shared: false,
-        };
-        Session::attach(primary.clone(), "a", peer)
+        }
+    }
+
+    fn session(&self, primary: &Arc<Primary>) -> Session {
+        Session::attach(primary.clone(), "a", self.peer())
     }
 
     /// `b` follows whoever comes.
@@ -580,6 +588,185 @@ fn a_primary_is_refused_where_a_later_epoch_is_promised() {
     });
     assert!(!s.is_active());
     nodes.over("refused");
+}
+
+/// Who had a backup's key, or, without keys, any local user, greeted a mirror with epoch
+/// 2^63 - 1. The mirror promised it, and no node could ever attach again.
+#[test]
+fn an_epoch_that_nobody_can_have_begun_is_not_promised() {
+    let (nodes, p, _s) = under_way("far");
+    let mirror = nodes.mirror.clone().unwrap();
+    let before = mirror.store.superblock();
+    let hello = |view, epoch| Hello {
+        cluster: "c".into(),
+        volume: "v".into(),
+        from: "a".into(),
+        to: "b".into(),
+        volume_id: before.volume_id,
+        view,
+        epoch,
+        attach: true,
+        backup: false,
+        lanes: 1,
+        tail: p.last(),
+        history: p.store.history().entries().to_vec(),
+    };
+    let (view, next) = (before.view.epoch, before.promised + 100);
+    for far in [before.promised + FAR + 1, u64::MAX / 2, u64::MAX] {
+        for h in [hello(view, far), hello(far, next), hello(far, far)] {
+            let no = mirror.hello(&h).map(|_| ()).unwrap_err();
+            assert!(
+                no.text.contains("nobody can have come as far"),
+                "{}",
+                no.text
+            );
+        }
+    }
+    assert_eq!(mirror.store.superblock().promised, before.promised);
+    mirror
+        .hello(&hello(view, next))
+        .map_err(|no| no.text)
+        .unwrap();
+}
+
+/// The way out of docs/operations.md: a mirror that promised an epoch which nobody can have
+/// begun follows nobody. Its copy is given up, and it gets the primary's.
+#[test]
+fn a_mirror_that_promised_too_much_is_emptied_and_follows_again() {
+    let (mut nodes, p, s) = under_way("too-much");
+    drop(s);
+    p.persist_wait(0).unwrap();
+    p.store.release_lock();
+    drop(p);
+    nodes.kill();
+    let b = nodes.store("b");
+    b.update(|sb| sb.promised = u64::MAX / 2).unwrap();
+    b.release_lock();
+    drop(b);
+    nodes.follow();
+    // A promotion there would be one that no program could attach to.
+    let e = nodes.mirror.as_ref().unwrap().promote(0).unwrap_err();
+    assert!(e.to_string().contains("are used up"), "{e}");
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.until("the refusal", |_| {
+        s.step();
+        s.fatal().is_some()
+    });
+    let why = s.fatal().unwrap().to_string();
+    assert!(why.contains("A node that promised too much"), "{why}");
+    drop(s);
+    nodes.kill();
+    std::fs::remove_dir_all(nodes.dir.join("b")).unwrap();
+    nodes.follow();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+}
+
+/// A register that can be cut off, at once or when it has done a swap that names a mirror.
+#[derive(Default)]
+struct Voted {
+    now: Mutex<Register>,
+    is_cut: AtomicBool,
+    cut_after_admission: AtomicBool,
+}
+
+impl Voted {
+    fn mirror(&self) -> Option<String> {
+        let now = self.now.lock().unwrap();
+        now.mirror.as_ref().map(|m| m.node.clone())
+    }
+}
+
+impl ViewRegister for Voted {
+    fn read(&self, _: &str) -> Result<Register> {
+        match self.is_cut.load(SeqCst) {
+            true => Err(Error::Timeout("no majority".into())),
+            false => Ok(self.now.lock().unwrap().clone()),
+        }
+    }
+
+    fn swap(&self, _: &str, new: &Register) -> Result<bool> {
+        let mut now = self.now.lock().unwrap();
+        let done = new.version == now.version + 1;
+        if done {
+            *now = new.clone();
+        }
+        if new.mirror.is_some() && self.cut_after_admission.load(SeqCst) {
+            self.is_cut.store(true, SeqCst);
+            return Err(Error::Timeout("the answer was lost".into()));
+        }
+        Ok(done)
+    }
+
+    fn hear(&self, _: RaftCall) -> Result<serde_json::Value> {
+        Err(Error::Unsupported("nobody votes here".into()))
+    }
+}
+
+/// Calls that are made at once.
+struct AtOnce(Arc<Voted>);
+
+impl RegisterCalls for AtOnce {
+    fn send(&mut self, what: RegisterCall) {
+        what(&*self.0);
+    }
+}
+
+/// A primary was alone; its mirror came back, and was admitted, but the answer was lost, and
+/// then the link. A primary that then goes on alone, as before, acknowledges what the mirror,
+/// which may take over, does not have.
+#[test]
+fn an_admission_in_doubt_ends_going_on_alone() {
+    let mut nodes = Nodes::new("doubt");
+    nodes.follow();
+    let p = nodes.primary();
+    let views = Arc::new(Voted::default());
+    let limit = Duration::from_millis(300);
+    let calls = Box::new(AtOnce(views.clone()));
+    let client = ViewClient::new(views.clone(), calls, limit);
+    let candidates = Holders::new(vec![nodes.peer()]);
+    let s = nodes.session(&p).with_views(client, candidates);
+    let mut s = s.unwrap();
+    nodes.linked(&mut s, &p);
+    create(&p);
+    nodes.linked(&mut s, &p);
+    nodes.kill();
+    let turn = |s: &mut Session| {
+        s.step();
+        p.persist_wait(0).unwrap();
+        p.send(0);
+        p.receive(0);
+    };
+    append(&p, 100);
+    nodes.until("it goes on alone", |_| {
+        turn(&mut s);
+        views.mirror().is_none() && p.committed() >= p.last()
+    });
+    views.cut_after_admission.store(true, SeqCst);
+    nodes.follow();
+    nodes.until("b is admitted", |_| {
+        turn(&mut s);
+        views.mirror().is_some()
+    });
+    nodes.kill();
+    nodes.until("the link is down", |_| {
+        turn(&mut s);
+        !s.is_active()
+    });
+    let lsn = append(&p, 200);
+    for _ in 0..1000 {
+        turn(&mut s);
+        nodes.step();
+    }
+    assert!(p.committed() < lsn, "acknowledged beside a member");
+    // The register can be reached again: it agrees that the primary is alone.
+    views.cut_after_admission.store(false, SeqCst);
+    views.is_cut.store(false, SeqCst);
+    nodes.until("it goes on alone again", |_| {
+        turn(&mut s);
+        views.mirror().is_none() && p.committed() >= lsn
+    });
 }
 
 #[test]

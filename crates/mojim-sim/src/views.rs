@@ -15,7 +15,7 @@ use mojim_protocol::view::Register;
 use mojim_replica::register::{RegisterCall, RegisterCalls, ViewRegister};
 use serde_json::Value;
 
-use crate::nodes::NODES;
+use crate::nodes::{NAMES, NODES};
 use crate::rng::Rng;
 use crate::world::{SimEnv, World};
 
@@ -129,6 +129,12 @@ impl ViewRegister for SimViews {
         }
         self.note.note(|| format!("--- view {new:?}"));
         if r.rng.per_mille(lost) {
+            // What cut the answer off may cut off the mirror, too, which is to be a member.
+            if let Some(m) = &new.mirror
+                && r.rng.coin()
+            {
+                self.note.partition(NAMES[self.node], &m.node, false, true);
+            }
             return Err(Error::Timeout("the answer was lost".into()));
         }
         Ok(true)

@@ -6,6 +6,21 @@
 use super::*;
 use mojim_protocol::promotion::Candidate;
 
+/// Why nobody begins `epoch`, which follows on what this node knows.
+pub fn used_up(volume: &str, epoch: u64) -> Error {
+    Error::Invalid(format!(
+        "the epochs of volume {volume} are used up: the next one is {epoch}, and none is begun after {LAST_EPOCH}. A node that had no right to has had one promised that was never begun. docs/operations.md (\"A node that promised too much\") says how to go on"
+    ))
+}
+
+/// Fails where no attach could follow on `epoch`, which a promotion is to begin.
+fn check_left(store: &Store, epoch: u64) -> Result<()> {
+    match epoch <= LAST_EPOCH {
+        true => Ok(()),
+        false => Err(used_up(&store.spec().volume, epoch)),
+    }
+}
+
 /// Checks, on the node that is the view's primary by name, that this copy has what that
 /// primary had. `local`: whether success means this node's own log.
 pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
@@ -95,10 +110,11 @@ impl Mirror {
         self.open()?;
         self.store.check()?;
         let sb = self.whole()?;
+        let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
+        check_left(&self.store, epoch)?;
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
-        let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
         self.store.promise(epoch)?;
         // This also counts if the answer is lost and the register is read later.
         self.gives_up.store(true, Release);
@@ -180,6 +196,7 @@ impl Mirror {
                 self.tail()
             )));
         }
+        check_left(&self.store, epoch)?;
         // The fence, durably, before anything is asked for.
         if !broken.no_fence.is_on() {
             self.generation.fetch_add(1, SeqCst);
@@ -206,11 +223,12 @@ impl Mirror {
         let _change = lock(&self.change);
         self.open()?;
         let sb = self.whole()?;
+        let epoch = self.epoch_to_promote(&sb, above);
+        check_left(&self.store, epoch)?;
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
         // From here on this node acknowledges nothing to the old primary any more.
-        let epoch = self.epoch_to_promote(&sb, above);
         self.store.promise(epoch)?;
         self.become_primary(epoch)
     }

@@ -6,6 +6,13 @@
 
 use super::*;
 
+/// Why what a node says that it has promised is not believed.
+fn far(node: &str, volume: &str, epoch: u64) -> Error {
+    Error::Invalid(format!(
+        "node {node} has promised epoch {epoch} of volume {volume}: nobody can have begun one as late, so it was told so by a node that had no right to. It follows nobody any more. docs/operations.md (\"A node that promised too much\") says how to give its copy up for another"
+    ))
+}
+
 impl Session {
     /// Decides which copy both nodes will have, by the mirror's answer to the greeting, and
     /// begins to bring it about.
@@ -209,17 +216,19 @@ impl Session {
     pub(super) fn refused(&mut self, r: Refuse) -> Result<()> {
         let text = format!("node {}: {}", self.peer.name, r.text);
         match r.code {
-            RefuseCode::StaleEpoch if self.attach && r.epoch < u64::MAX / 2 => {
+            RefuseCode::StaleEpoch if !self.is_near(r.epoch) => {
+                let e = far(&self.peer.name, &self.primary.store.spec().volume, r.epoch);
+                if self.attach {
+                    self.fatal = Some(e.clone());
+                }
+                Err(e)
+            }
+            RefuseCode::StaleEpoch if self.attach => {
                 self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
                 Err(Error::Protocol(text))
             }
             RefuseCode::Superseded => Err(self.superseded(text)),
-            RefuseCode::StaleEpoch if self.attach => {
-                let e = Error::Stale(text);
-                self.fatal = Some(e.clone());
-                Err(e)
-            }
-            RefuseCode::StaleEpoch => self.outbid(r.epoch.min(u64::MAX / 2), Error::Stale(text)),
+            RefuseCode::StaleEpoch => self.outbid(r.epoch, Error::Stale(text)),
             RefuseCode::Stranger | RefuseCode::Foreign if self.attach => {
                 self.fatal = Some(Error::Invalid(text.clone()));
                 Err(Error::Protocol(text))
@@ -231,6 +240,15 @@ impl Session {
             }
             _ => Err(Error::Protocol(text)),
         }
+    }
+
+    /// Whether the peer can have promised this epoch.
+    fn is_near(&self, epoch: u64) -> bool {
+        let mut known = self.epoch.max(self.primary.store.superblock().promised);
+        if let Some(view_client) = &self.view_client {
+            known = known.max(view_client.register.epoch);
+        }
+        is_near(epoch, known)
     }
 
     /// The peer follows a newer view than this node knows. With a register, views are

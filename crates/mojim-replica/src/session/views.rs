@@ -124,6 +124,7 @@ impl Session {
             let known = view_client.view_to_attach(&self.primary.store)?;
             self.epoch = self.epoch.max(self.primary.store.next_epoch(known));
         }
+        self.may_begin()?;
         let view = View {
             epoch: self.epoch,
             primary: self.me.clone(),
@@ -215,7 +216,8 @@ impl Session {
             // The node that was admitted is in the view, and has to be linked again.
             (Change::Admit(_), Ok(())) => {}
             (Change::Admit(_), Err(e)) => {
-                if !swapped && self.was_alone {
+                let doubt = swapped && !p.store.mutations.admit_in_doubt.is_on();
+                if !doubt && self.was_alone {
                     self.alone = true;
                     if !self.is_active() {
                         p.set_rule(AckRule::LOCAL);

@@ -27,6 +27,8 @@ pub enum Mutation {
     NoFence,
     /// Views: rejoined without the pause.
     AdmitEarly,
+    /// Views: alone as before, though the mirror may have been admitted.
+    AdmitInDoubt,
     /// LSN n acknowledged with n-1 missing.
     AckGap,
     /// Records are applied before they are committed, and not fetched again.
@@ -89,7 +91,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations, with their names.
-    pub const ALL: [(Mutation, &'static str); 37] = [
+    pub const ALL: [(Mutation, &'static str); 38] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -105,6 +107,7 @@ impl Mutation {
         (Mutation::StaleMember, "stale_member"),
         (Mutation::NoFence, "no_fence"),
         (Mutation::AdmitEarly, "admit_early"),
+        (Mutation::AdmitInDoubt, "admit_in_doubt"),
         (Mutation::AckGap, "ack_gap"),
         (Mutation::ApplyUncommitted, "apply_uncommitted"),
         (Mutation::ReadyEarly, "ready_early"),
@@ -203,6 +206,7 @@ impl Mutation {
                 | Mutation::StaleMember
                 | Mutation::NoFence
                 | Mutation::AdmitEarly
+                | Mutation::AdmitInDoubt
                 | Mutation::ReadyEarly
                 | Mutation::AloneInRing
                 | Mutation::OtherLife
@@ -292,6 +296,7 @@ impl Mutation {
             Mutation::StaleMember => &switches.stale_member,
             Mutation::NoFence => &switches.no_fence,
             Mutation::AdmitEarly => &switches.admit_early,
+            Mutation::AdmitInDoubt => &switches.admit_in_doubt,
             Mutation::AckGap => &switches.ack_gap,
             Mutation::ApplyUncommitted => &switches.apply_uncommitted,
             Mutation::ReadyEarly => &switches.ready_early,

@@ -46,6 +46,8 @@ pub struct Mutations {
     pub stale_member: Switch,
     /// A mirror that becomes primary goes on listening to the old one.
     pub no_fence: Switch,
+    /// A primary whose mirror may have been admitted goes on alone as before.
+    pub admit_in_doubt: Switch,
     /// A mirror becomes a member before it has everything.
     pub admit_early: Switch,
     /// An acknowledgement counts although one before it is missing.
