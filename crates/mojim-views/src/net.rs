@@ -181,7 +181,7 @@ impl Links {
     fn refuse(&self, why: &str) {
         let mut refused = lock(&self.refused);
         if refused.as_deref() != Some(why) {
-            error!(node = %self.me, "this node does not vote on views: {why}");
+            error!(node = %self.me, code = "votes_lost", "this node does not vote on views: {why}");
             *refused = Some(why.to_owned());
         }
     }
@@ -232,7 +232,7 @@ impl Links {
             _ if call.rpc == "who" => Ok(None),
             Some(known) if known == self.life => {
                 if lock(&self.refused).take().is_some() {
-                    info!(node = %self.me, "this node votes on views: it is admitted");
+                    info!(node = %self.me, code = "votes_back", "this node votes on views: it is admitted");
                 }
                 Ok(None)
             }
