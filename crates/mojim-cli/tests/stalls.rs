@@ -83,8 +83,10 @@ fn a_read_beside_sync_points_that_wait_does_not_wait() {
     let (threads, ended) = (Threads::default(), AtomicU64::new(0));
     std::thread::scope(|s| {
         for (n, f) in files.iter().enumerate() {
-            let (threads, ended, dir) = (&threads, &ended, &dir);
+            let (threads, ended, dir, at) = (&threads, &ended, &dir, &m.at);
             s.spawn(move || {
+                // So that the sync point of a directory has something to wait for.
+                open(&at.join(format!("new-{n}")));
                 f.write_all_at(&[n as u8; PAGE], 0).unwrap();
                 threads.join();
                 let of = if n % 8 == 0 { dir } else { f };
