@@ -513,7 +513,7 @@ impl Node {
         let mut full = false;
         while !m.is_closed() {
             let limit = m.apply_limit();
-            if m.store.count_names() {
+            if m.store.count_names(limit) {
                 // Names take long, and who takes over waits for whoever applies: not at the
                 // lowest priority.
                 m.store.hurry();

@@ -597,7 +597,7 @@ impl Mirror {
         let piece = piece(self.smallest_log);
         let late = pace == Pace::Pressed;
         let due = enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece;
-        let due = due || self.store.count_names();
+        let due = due || self.store.count_names(limit);
         if full || idle || late || due {
             let mut left = piece as usize;
             while left > 0 && self.store.applied() < limit {
@@ -616,7 +616,7 @@ impl Mirror {
         }
         let applied = self.store.applied();
         if applied > before && self.store.is_laden() {
-            self.store.count_names();
+            self.store.count_names(limit);
             self.room.notify();
         }
         if applied > self.store.checkpointed() && (idle || self.store.pressure() > 0.5) {

@@ -192,6 +192,8 @@ enum Served {
 /// Two nodes, the tap between them, and what was said.
 struct Nodes {
     dir: PathBuf,
+    /// Bytes of a log.
+    log: u64,
     env: Arc<dyn Env>,
     /// Where the mirror is reached: here the tap listens,
     tap: Listener,
@@ -218,6 +220,7 @@ impl Nodes {
             tap: listen("tap"),
             door: listen("door"),
             dir,
+            log: LOG,
             links: Vec::new(),
             served: Vec::new(),
             mirror: None,
@@ -244,7 +247,8 @@ impl Nodes {
             write!(
                 text,
                 "[node.{node}]\naddress = \"127.0.0.1:{port}\"\ndirectory = \"{dir}\"\n\
-                 ring = \"{dir}/ring\"\nlog = {{ medium = \"disk\", size = \"{LOG}\" }}\n"
+                 ring = \"{dir}/ring\"\nlog = {{ medium = \"disk\", size = \"{}\" }}\n",
+                self.log
             )
             .unwrap();
         }
@@ -481,6 +485,38 @@ fn a_volume_begins_with_its_mirror() {
     append(&p, 20_000);
     nodes.linked(&mut s, &p);
     nodes.over("begins");
+}
+
+/// A mirror counted the names of a sync point that was still arriving. It held back the other parts
+/// until fewer names wait, and could apply none of them before it had those parts: it stood still
+/// for good, also when all of them were sent again.
+#[test]
+fn a_mirror_holds_back_no_part_of_a_sync_point_of_many_names() {
+    let mut nodes = Nodes::new("names");
+    nodes.log = 16 << 20;
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    let names: Vec<_> = (1..=60_000).map(|n| (n, format!("{n:080}"))).collect();
+    let create = |(file, name): &'static (u32, String)| Piece::Create { file: *file, name };
+    let pieces: Vec<_> = names.leak().iter().map(create).collect();
+    let before = p.last();
+    p.append(&pieces).unwrap();
+    // Parts with too many names, and more parts behind them.
+    assert!(p.last() > before + 4);
+    let m = nodes.mirror.clone().unwrap();
+    nodes.until("it stands still", |_| {
+        // As the mirror's node does.
+        m.store.count_names(m.apply_limit());
+        s.step();
+        p.send(0);
+        p.receive(0);
+        p.acked.get() >= p.last()
+    });
+    // Once they can be applied, all of them count.
+    m.store.count_names(p.last());
+    assert!(m.store.is_laden());
 }
 
 #[test]

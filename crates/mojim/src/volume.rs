@@ -537,7 +537,7 @@ impl Inner {
         while !self.stop.load(Acquire) {
             let before = p.last();
             let many = committed::are_many();
-            if p.store.count_names() {
+            if p.store.count_names(u64::MAX) {
                 p.store.hurry();
             } else {
                 match p.background_turn(&mut pacer, many) {

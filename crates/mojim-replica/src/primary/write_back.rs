@@ -52,7 +52,9 @@ impl Primary {
         let full = self.store.pressure() > 0.5;
         let idle = pace == Pace::Idle;
         let piece = piece(self.spec.smallest_log);
-        let due = full || idle || pace == Pace::Pressed || self.store.count_names() || {
+        // All of them: the mirror takes in what is in the log, whatever waits here.
+        let names = || self.store.count_names(u64::MAX);
+        let due = full || idle || pace == Pace::Pressed || names() || {
             let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
             match self.spec.write_back {
                 WriteBack::Eager => enough,
@@ -81,7 +83,7 @@ impl Primary {
         let applied = applied.map(|_| self.store.applied())?;
         self.note_logged()?;
         if applied > before && self.store.is_laden() {
-            self.store.count_names();
+            names();
             self.done.notify();
         }
         if (full || idle) && applied > self.store.checkpointed() {

@@ -30,11 +30,13 @@ struct Waiting {
     pages: u64,
 }
 
-/// Changes of names of records behind the cursors, counted as far as `at`.
+/// Changes of names of whole sync points behind the cursors, counted as far as `at`.
 #[derive(Default)]
 struct Names {
     at: Vec<u64>,
     count: usize,
+    /// For each log, those of the sync point that has not ended there.
+    begun: Vec<usize>,
 }
 
 /// Whether an operation changes names.
@@ -63,16 +65,20 @@ impl Applier {
         self.names = Names::default();
     }
 
-    /// Counts the changes of names in records that were appended since the last call. Returns how
-    /// many wait.
-    pub(super) fn count_names(&mut self, logs: &[Log]) -> usize {
+    /// Counts the changes of names in whole sync points up to `limit` that were appended since the
+    /// last call. Returns how many wait.
+    pub(super) fn count_names(&mut self, logs: &[Log], limit: u64) -> usize {
         let n = &mut self.names;
         if n.at.is_empty() {
             n.at = self.cursors.clone();
+            n.begun = vec![0; logs.len()];
         }
-        for (log, at) in logs.iter().zip(&mut n.at) {
-            while let Some((r, _, next)) = log.record(*at) {
-                n.count += r.ops().filter(|(op, _)| changes_names(op)).count();
+        for ((log, at), begun) in logs.iter().zip(&mut n.at).zip(&mut n.begun) {
+            while let Some((r, _, next)) = log.record(*at).filter(|r| r.0.header.lsn <= limit) {
+                *begun += r.ops().filter(|(op, _)| changes_names(op)).count();
+                if r.header.end {
+                    n.count += std::mem::take(begun);
+                }
                 *at = next;
             }
         }

@@ -611,10 +611,12 @@ impl Store {
     }
 
     /// Counts the changes of names that wait to be applied, of which [`Store::is_laden`] tells
-    /// from then on. Returns whether they are to be applied soon.
-    pub fn count_names(&self) -> bool {
+    /// from then on. Returns whether they are to be applied soon. Only whole sync points up to
+    /// `limit` count. Whoever holds back records passes how far it can apply: else it would hold
+    /// back those that are needed first.
+    pub fn count_names(&self, limit: u64) -> bool {
         let mut a = self.applier.lock();
-        let names = a.count_names(&self.logs);
+        let names = a.count_names(&self.logs, limit);
         // Nothing would be applied.
         let stands = self.stands_still() || !self.watches().is_empty();
         self.laden.store(names >= MOST_WAITING && !stands, Release);
