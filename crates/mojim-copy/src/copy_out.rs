@@ -234,9 +234,13 @@ impl CopyOut {
         if self.pause.is_none() && self.round.1 == 0 {
             let changed = watch.changed();
             if changed <= FEW || changed > self.round.0 / 2 {
-                // The last of them, and the end, in the next turn.
-                self.pause = Some(watch.pause());
-                self.lsn = store.applied();
+                // The last of them, and the end, in the next turn. Where what was being applied
+                // found no room, the files may show a part of it: the end waits until they do not.
+                let pause = watch.pause();
+                if store.is_exact() {
+                    self.pause = Some(pause);
+                    self.lsn = store.applied();
+                }
                 return Ok(false);
             }
             self.round = (changed, changed);

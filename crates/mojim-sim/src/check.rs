@@ -51,6 +51,8 @@ struct Copy {
     knew: u64,
     /// It was put back as of an earlier time, and has not begun an epoch since.
     earlier: bool,
+    /// Its logs alone were, so that its data files may show more than they do.
+    ahead: bool,
     /// Another node has replaced it: how many points there were then.
     gone: Option<usize>,
 }
@@ -265,7 +267,7 @@ impl Checker {
         c.mixed = 0;
         c.compared = None;
         c.told = None;
-        c.earlier = false;
+        (c.earlier, c.ahead) = (false, false);
     }
 
     /// Node `n`'s process ended. It may have been applying up to `limit`; `had` is what
@@ -315,10 +317,14 @@ impl Checker {
         self.lower()
     }
 
-    /// Node `n` lost its power, and has now what it had at `p`, which is of an earlier time.
+    /// Node `n` lost its power, and has now what it had at `p`, which is of an earlier time;
+    /// `logs_alone`: its data files are not.
     /// A node that runs knows that everything up to LSN `known` was acknowledged.
-    pub fn put_back(&mut self, n: usize, p: usize, known: u64) -> Checked {
+    pub fn put_back(&mut self, n: usize, p: usize, logs_alone: bool, known: u64) -> Checked {
         let applied = self.points.common(self.copies[n].applied, p);
+        if logs_alone {
+            self.mix(n, self.copies[n].applied);
+        }
         self.mix(n, p);
         let c = &mut self.copies[n];
         c.hold = Hold {
@@ -328,7 +334,7 @@ impl Checker {
         c.applied = applied;
         c.compared = None;
         c.told = None;
-        c.earlier = true;
+        (c.earlier, c.ahead) = (true, logs_alone);
         c.failures += 1;
         let before = self.floor;
         self.lower()?;
@@ -374,7 +380,8 @@ impl Checker {
         let c = &mut self.copies[n];
         let beyond = self.points[c.mixed].last > self.points[p].last;
         c.earlier = false;
-        self.blurred |= c.told.take().is_some() && beyond;
+        let is_behind = c.told.take().is_some() | std::mem::take(&mut c.ahead);
+        self.blurred |= is_behind && beyond;
     }
 
     /// The data area may have been changed up to `limit`.
@@ -692,7 +699,8 @@ impl Checker {
         for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
             if counts {
                 let c = &mut self.copies[n];
-                (c.told, c.knew, c.earlier) = (None, 0, false);
+                (c.told, c.knew) = (None, 0);
+                (c.earlier, c.ahead) = (false, false);
             }
         }
         self.raise_floor(p)

@@ -37,6 +37,11 @@ impl Session {
         }
         // What is committed by now need not wait in the log meanwhile.
         store.apply(self.primary.apply_limit(), usize::MAX)?;
+        if !store.is_exact() {
+            return Err(Error::Busy(
+                "the data files show a part of what found no room when it was applied".into(),
+            ));
+        }
         // The data files must not change; what commits meanwhile stays in the ring.
         store.freeze(true);
         let wire = self.wire.as_mut().expect("connected");

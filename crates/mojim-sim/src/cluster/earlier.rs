@@ -80,7 +80,7 @@ impl Cluster {
         let Some(p) = p else {
             return Err(format!("sim: node {n} was put back to no sync point"));
         };
-        self.check.put_back(n, p, known)?;
+        self.check.put_back(n, p, logs_alone, known)?;
         self.nodes[n].put_back = true;
         self.nodes[n].restart = self.world.now();
         if !matches!(self.nodes[n].role, Role::Down) {

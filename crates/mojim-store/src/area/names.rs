@@ -522,11 +522,10 @@ impl Area {
     }
 
     pub(super) fn note_removals(&mut self, lsn: u64) -> Result<()> {
-        // The sync point may have been applied in part before a crash: then the catalogue lacks
-        // what its records had removed, this one or others, and only the note tells of that.
-        let begun = |n: &RemovalNote| n.lsn > self.catalog_lsn || n.lsn == lsn;
-        let noted = self.read_removals()?.filter(begun);
-        let names = noted.map_or_else(Vec::new, |n| n.names);
+        // The sync points may have been applied in part before, maybe together with fewer others or
+        // more: then the catalogue lacks what they had removed, and only the note tells of that.
+        // It goes only once it is completed.
+        let names = self.read_removals()?.map_or_else(Vec::new, |n| n.names);
         self.removed.extend(names);
         self.removed.sort();
         self.removed.dedup();
