@@ -108,6 +108,8 @@ pub trait FileSystem: Send + Sync {
     fn sync(&self) -> io::Result<()>;
     /// Whether the file lies on it.
     fn has(&self, file: &dyn File) -> bool;
+    /// Whether the directory lies on it.
+    fn has_dir(&self, dir: &Path) -> bool;
 }
 
 /// Memory that several processes may map. It stays valid while a clone lives.

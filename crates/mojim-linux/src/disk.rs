@@ -525,8 +525,9 @@ fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result
 #[derive(Debug)]
 pub(super) struct WholeDisk {
     dir: OwnedFd,
-    /// A file without a name, to be written to.
-    probe: OwnedFd,
+    /// A file without a name that has its block, to be written to. None on a file system that
+    /// empties the disk's cache itself, or writes to another block each time.
+    probe: Option<OwnedFd>,
     device: u64,
 }
 
@@ -547,16 +548,28 @@ impl WholeDisk {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = open_fd(dir, flags, Mode::empty())?;
-        if !TELL.contains(&(fs::fstatfs(&fd)?.f_type as i64)) {
+        let kind = fs::fstatfs(&fd)?.f_type as i64;
+        if !TELL.contains(&kind) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let needs = [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC].contains(&kind);
+        let probe = needs.then(|| make_probe(dir));
         Ok(WholeDisk {
-            probe: open_fd(dir, flags, FILE_MODE)?,
+            probe: probe.transpose()?,
             device: fs::fstat(&fd)?.st_dev,
             dir: fd,
         })
     }
+}
+
+/// A file without a name. It has its block at once: later a disk without room would have none for
+/// it, and a failed sync poisons the copy.
+fn make_probe(dir: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let probe = open_fd(dir, flags, FILE_MODE)?;
+    rustix::io::pwrite(&probe, &[0; 8], 0)?;
+    fs::fsync(&probe)?;
+    Ok(probe)
 }
 
 impl FileSystem for WholeDisk {
@@ -565,8 +578,18 @@ impl FileSystem for WholeDisk {
         fs::syncfs(&self.dir)?;
         // XFS empties the disk's cache with its log only: where no name and no size changed, it
         // may have nothing to write there. A sync of a file that was written to sees to it.
-        rustix::io::pwrite(&self.probe, &[0; 8], 0)?;
-        Ok(fs::fsync(&self.probe)?)
+        let Some(probe) = &self.probe else {
+            return Ok(());
+        };
+        match rustix::io::pwrite(probe, &[0; 8], 0) {
+            // Nothing is lost by that, and `fsync` empties the cache also if nothing was written.
+            Err(Errno::NOSPC | Errno::DQUOT) | Ok(_) => Ok(fs::fsync(probe)?),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn has_dir(&self, dir: &Path) -> bool {
+        fs::stat(dir).is_ok_and(|s| s.st_dev == self.device)
     }
 
     fn has(&self, file: &dyn File) -> bool {
@@ -945,6 +968,22 @@ mod tests {
         f.write_at(out.bytes(), 0).unwrap();
         assert_eq!(f.len().unwrap(), sector as u64);
         os.remove(&path).unwrap();
+    }
+
+    /// The first sync took a block, which a full disk did not have: that poisoned the copy.
+    #[test]
+    fn a_file_that_is_written_to_with_each_sync_has_its_block_before() {
+        let dir = TempDir::new().unwrap();
+        match make_probe(dir.path()) {
+            Ok(probe) => assert!(fs::fstat(&probe).unwrap().st_blocks > 0),
+            // Not every file system has files without names.
+            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP), "{e}"),
+        }
+        if let Ok(whole) = WholeDisk::open(dir.path()) {
+            whole.sync().unwrap();
+            assert!(whole.has_dir(dir.path()) && !whole.has_dir(Path::new("/proc")));
+            assert!(!whole.has_dir(&dir.path().join("none")));
+        }
     }
 
     #[test]

@@ -676,6 +676,10 @@ impl FileSystem for ShadowFileSystem {
     fn has(&self, _file: &dyn File) -> bool {
         true
     }
+
+    fn has_dir(&self, _dir: &Path) -> bool {
+        true
+    }
 }
 
 struct ShadowFile {

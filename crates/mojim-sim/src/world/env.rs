@@ -268,6 +268,10 @@ impl FileSystem for SimFileSystem {
     fn has(&self, _file: &dyn File) -> bool {
         true
     }
+
+    fn has_dir(&self, _dir: &Path) -> bool {
+        true
+    }
 }
 
 struct SimLock {

@@ -76,6 +76,19 @@ fn sync_dir(env: &dyn Env, dir: &Path) -> Result<()> {
     }
 }
 
+/// Syncs the directories that do not lie on the file system `whole`, which was synced: another one
+/// may be mounted below the volume's directory.
+fn sync_rest(
+    env: &dyn Env,
+    whole: Option<Arc<dyn FileSystem>>,
+    dirs: &BTreeSet<PathBuf>,
+) -> Result<()> {
+    let is_left = |d: &&PathBuf| !whole.as_ref().is_some_and(|w| w.has_dir(d));
+    dirs.iter()
+        .filter(is_left)
+        .try_for_each(|d| sync_dir(env, d))
+}
+
 impl Unsynced {
     /// Whether a file may be closed although its bytes were not synced: it is noted then.
     pub(super) fn may_close(&mut self, f: &dyn File) -> bool {
@@ -105,29 +118,26 @@ impl Unsynced {
         let cut = std::mem::take(&mut self.cut);
         let dirs = std::mem::take(&mut self.dirs);
         let more = std::mem::take(&mut self.cut_more);
-        if self.sync_many(more || cut.len() + dirs.len() > self.most)? {
-            return Ok(());
+        let whole = self.sync_many(more || cut.len() + dirs.len() > self.most)?;
+        for (called, f) in &cut {
+            if !whole.as_ref().is_some_and(|w| w.has(&**f)) {
+                sync_file(called, &**f)?;
+            }
         }
-        cut.iter()
-            .try_for_each(|(called, f)| sync_file(called, &**f))?;
-        dirs.iter().try_for_each(|d| sync_dir(env, d))
+        sync_rest(env, whole, &dirs)
     }
 
     /// Makes names in these directories durable.
     pub(super) fn sync_dirs(&mut self, env: &dyn Env, dirs: &BTreeSet<PathBuf>) -> Result<()> {
-        if self.sync_many(dirs.len() > self.most)? {
-            return Ok(());
-        }
-        dirs.iter().try_for_each(|d| sync_dir(env, d))
+        let whole = self.sync_many(dirs.len() > self.most)?;
+        sync_rest(env, whole, dirs)
     }
 
-    /// If there are `many`, syncs the file system where that can be done. False if not.
-    fn sync_many(&mut self, many: bool) -> Result<bool> {
-        let Some(whole) = self.whole.clone().filter(|_| many) else {
-            return Ok(false);
-        };
-        sync_whole(&*whole)?;
-        Ok(true)
+    /// If there are `many`, syncs the file system where that can be done, and returns it.
+    fn sync_many(&mut self, many: bool) -> Result<Option<Arc<dyn FileSystem>>> {
+        let whole = self.whole.clone().filter(|_| many);
+        whole.as_ref().map_or(Ok(()), |w| sync_whole(&**w))?;
+        Ok(whole)
     }
 
     /// Takes out what is to be synced: the numbers of the files, and the file system that is
