@@ -721,6 +721,10 @@ fn see_store<T>(
     store.standing_still_since(from, MOST_RECORDS, |area, lsn, records| {
         // After a failed write the bytes may be anything.
         store.check()?;
+        if area.is_torn() {
+            let torn = "what is committed is applied in part, and waits for room";
+            return Err(Error::Busy(torn.into()));
+        }
         let sb = store.superblock();
         let (files, next) = want.take(area.files_from(want.from()));
         let history = store.history();
