@@ -588,7 +588,7 @@ impl Fs {
         };
         match begun {
             // The kernel would drop what was stored into a mapping, and only since much waits.
-            Err(Errno::TIMEDOUT) if how.mapped && self.fits_one_record() => {}
+            Err(Errno::TIMEDOUT | Errno::NOSPC) if how.mapped && self.fits_one_record() => {}
             begun => begun?,
         }
         let killed = how.kill && self.take_set_ids(ino)?;

@@ -14,7 +14,7 @@ use mojim_config::MediumKind;
 use mojim_env::Result;
 use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::Primary;
+use mojim_replica::primary::{Primary, RoomWait};
 use mojim_sim::{Faults, World};
 
 const LOG: u64 = 256 << 10;
@@ -155,4 +155,48 @@ fn what_finds_no_room_is_applied_when_there_is_room() {
         }
         assert!(found_none > 5, "{found_none}");
     }
+}
+
+/// A backup's copy ended with half a sync point: what was written before room was lacking was not
+/// noted, so nobody sent those pages again.
+#[test]
+fn a_copy_that_is_read_while_there_is_no_room_does_not_count() {
+    let world = World::new(1, Faults::none());
+    let p = start(&world).unwrap();
+    first(&p);
+    let watch = p.store.watch();
+    // The first write finds a page, the second a hole.
+    p.commit(&[write(1, 0, &[7; 4096]), write(1, 12_288, &[7; 9])])
+        .unwrap();
+    p.store.persist_all().unwrap();
+    world.fill("a", 0);
+    let e = p.checkpoint_step(Pace::Idle).unwrap_err();
+    assert!(e.lacks_room(), "{e}");
+    assert!(p.store.area().is_torn());
+    assert!(!watch.holds());
+}
+
+/// A full log failed at once while the disk had no room for what is committed, although both may
+/// have some a moment later.
+#[test]
+fn a_full_log_is_waited_for_while_what_is_committed_finds_no_room() {
+    let world = World::new(1, Faults::none());
+    let p = start(&world).unwrap();
+    first(&p);
+    world.fill("a", 0);
+    let bytes = [7; 3000];
+    // Into a hole.
+    let append = || p.try_append_now(&[write(1, 12_288, &bytes)], 0).unwrap();
+    while append().is_some() {}
+    let mut wait = RoomWait::default();
+    for _ in 0..10 {
+        p.wait_for_room(&mut wait).unwrap();
+        world.advance(Duration::from_millis(5));
+    }
+    assert!(p.store.lacks_room().is_some());
+    assert!(append().is_none());
+    world.set_quota("a", None);
+    world.advance(Duration::from_secs(1));
+    p.wait_for_room(&mut wait).unwrap();
+    assert!(append().is_some());
 }

@@ -182,7 +182,8 @@ impl Primary {
         self.check_open()?;
         let limit = self.patience().limit() + Duration::from_secs(30);
         if wait.waited > self.standstill(limit) {
-            return Err(self.timeout("the log is full", limit));
+            let late = || self.timeout("the log is full", limit);
+            return Err(self.store.lacks_room().unwrap_or_else(late));
         }
         // What is in the rings moves on only if a thread drives it.
         for lane in 0..self.lanes.len() {
@@ -190,8 +191,11 @@ impl Primary {
         }
         // The checkpoint thread gives way to all others; this thread waits anyway, so it
         // helps.
-        if self.checkpoint_step(Pace::Idle)? {
-            return Ok(());
+        match self.checkpoint_step(Pace::Idle) {
+            Ok(true) => return Ok(()),
+            // What is committed waits for room on the disk, as the log does: a removal may make some.
+            Err(e) if e.lacks_room() && self.store.poisoned().is_none() => {}
+            done => _ = done?,
         }
         let start = self.store.env().now();
         let used = self.store.fullness();

@@ -44,6 +44,12 @@ impl Session {
         }
         // The data files must not change; what commits meanwhile stays in the ring.
         store.freeze(true);
+        if store.area().is_torn() {
+            // Another thread found no room just before.
+            store.freeze(false);
+            let torn = || Error::Busy("what is committed is applied in part".into());
+            return Err(store.lacks_room().unwrap_or_else(torn));
+        }
         let wire = self.wire.as_mut().expect("connected");
         let out = CopyOut::begin(&store, wire, self.epoch, None, Some(&self.peer.address));
         self.phase = Phase::Sending(Box::new(out));

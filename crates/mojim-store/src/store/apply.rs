@@ -214,6 +214,8 @@ impl Store {
             return self.fail(Err(e));
         }
         self.shown.fetch_max(limit, AcqRel);
+        // What was written was not noted: a copy that is being read would have a part of it.
+        self.revoke_pauses();
         area.give_up();
         if self.release_reserve() {
             return Ok(());
