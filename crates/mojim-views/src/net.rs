@@ -56,6 +56,7 @@ use serde_json::{Value, json};
 use tracing::{error, info};
 
 use crate::lock;
+use crate::store::Now;
 use crate::types::{
     Change, Entry, Lives, LogId, Membership, SnapshotMeta, Swap, TypeConfig, Vote, Voter, number,
 };
@@ -165,6 +166,14 @@ impl Links {
     /// The incarnation that votes under this name, by this voter's log.
     pub fn present(&self, voter: &str) -> Option<u64> {
         lock(&self.lives).present(voter)
+    }
+
+    /// Whether a directory may be admitted under this name: none votes under it, and all
+    /// that the log says of it is committed. An entry that gives a directory up, and is in
+    /// this log alone, is none yet: the others may count that directory, and go on with it.
+    pub fn is_vacant(&self, voter: &str, now: &Now) -> bool {
+        let lives = lock(&self.lives).clone();
+        lives.present(voter).is_none() && now.has_all_of(voter, &lives)
     }
 
     /// Whether no voter was admitted yet.

@@ -25,7 +25,7 @@ use openraft::{
 use crate::disk::{Disk, Kept, Saved};
 use crate::lock;
 use crate::types::{
-    Agreed, Entry, LogId, Membership, SnapshotMeta, StorageError, TypeConfig, Vote,
+    Agreed, Entry, Lives, LogId, Membership, SnapshotMeta, StorageError, TypeConfig, Vote,
 };
 
 /// The log and the vote.
@@ -176,6 +176,11 @@ impl Now {
             .get(volume)
             .cloned()
             .unwrap_or_default()
+    }
+
+    /// Whether all that the log says of this name, by `logged`, is committed.
+    pub fn has_all_of(&self, voter: &str, logged: &Lives) -> bool {
+        lock(&self.0).agreed.lives.agree_on(voter, logged)
     }
 }
 

@@ -76,6 +76,12 @@ impl Lives {
         life.is_some_and(|l| l.retired.contains(&incarnation))
     }
 
+    /// Whether these say the same of this name as `other`.
+    pub fn agree_on(&self, voter: &str, other: &Lives) -> bool {
+        let life = |l: &Lives| l.0.get(voter).cloned().unwrap_or_default();
+        life(self) == life(other)
+    }
+
     /// All that vote.
     pub fn all(&self) -> BTreeMap<String, u64> {
         let all = self.0.iter();

@@ -206,6 +206,7 @@ impl RaftViews {
         runtime.spawn(admit_voters(
             raft.clone(),
             links.clone(),
+            now.clone(),
             o.heartbeat,
             o.election.1,
         ));
@@ -374,11 +375,18 @@ async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
     }
 }
 
-/// Whenever this voter leads, admits the voters under whose names no directory votes. The
-/// first time a majority of all is admitted at once; until then nothing is read or swapped.
+/// Whenever this voter leads, admits the voters under whose names no directory votes, once
+/// that is committed. The first time a majority of all is admitted at once; until then
+/// nothing is read or swapped.
 /// A voter that is not admitted helps nobody when another one is lost, so at first all are
 /// waited for, `grace` long.
-async fn admit_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration, grace: Duration) {
+async fn admit_voters(
+    raft: Raft,
+    links: Arc<Links>,
+    applied: Now,
+    heartbeat: Duration,
+    grace: Duration,
+) {
     let mut metrics = raft.metrics();
     let mut since = Instant::now();
     loop {
@@ -386,7 +394,7 @@ async fn admit_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration, grace:
         let m = &now.membership_config;
         let nodes = m.nodes().map(|(id, _)| *id);
         let unknown: Vec<u64> = nodes
-            .filter(|id| links.present(links.name(*id)).is_none())
+            .filter(|id| links.is_vacant(links.name(*id), &applied))
             .collect();
         if now.current_leader != Some(now.id) || unknown.is_empty() {
             since = Instant::now();
@@ -395,7 +403,9 @@ async fn admit_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration, grace:
                 Err(_) => return,
             }
         }
-        let met = meet(&links, unknown, heartbeat * 4).await;
+        let mut met = meet(&links, unknown, heartbeat * 4).await;
+        // The log may have grown meanwhile.
+        met.retain(|name, _| links.is_vacant(name, &applied));
         let votes = |name: &String| m.voter_ids().any(|v| v == number(name));
         let all = m.voter_ids().count();
         let most = match since.elapsed() < grace {

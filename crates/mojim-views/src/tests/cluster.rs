@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mojim_env::Error;
-use mojim_linux::Os;
+use mojim_env::{Address, Error};
+use mojim_linux::{Listener, Os};
 use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{RaftCall, Retired};
@@ -691,6 +691,38 @@ fn a_voter_that_lost_its_directory_votes_for_nobody() {
     std::fs::rename(&new, &dir).unwrap();
     d.start("c");
     assert_eq!(read(&a, "v"), register(3, "z"));
+}
+
+/// A leader that was cut off wrote that `w`'s directory is lost, and at once admitted `w`'s
+/// new one: the two committed both entries, while the third voter and the old directory had
+/// led and changed a view.
+#[test]
+fn a_cut_off_leader_gives_no_directory_up() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(4);
+    d.start_all();
+    let old = d.leader("");
+    let others: Vec<_> = ABC.into_iter().filter(|n| **n != old).collect();
+    let (b, w) = (others[0], others[1]);
+    assert!(swap(&d.at(b), "v", &register(1, "x")));
+    d.isolate(&old, Cut::Silent);
+    assert!(swap(&d.at(b), "v", &register(2, "new")));
+    // `w` is started anew, without its directory, where only the old leader is reached.
+    let mut options = d.options_of(w);
+    options.dir = options.dir.with_extension("twin");
+    let nobody = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).unwrap();
+    options.voters.insert(b.into(), nobody.local_address());
+    let twin = RaftViews::start(Arc::new(Os::new().unwrap()), options).unwrap();
+    d.mislead(&old, w, twin.clone());
+    let alone = d.at(&old);
+    times_out(d.options.timeout, || alone.retire(w));
+    times_out(d.options.timeout, || alone.swap("v", &register(2, "old")));
+    assert_eq!(alone.here("v"), register(1, "x"));
+    twin.stop();
+    d.heal();
+    d.leader("");
+    assert_eq!(read(&alone, "v"), register(2, "new"));
+    assert!(swap(&d.at(w), "v", &register(3, "back")));
 }
 
 /// Gives a voter's directory up, as soon as a voter leads.

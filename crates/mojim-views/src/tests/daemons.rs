@@ -34,6 +34,8 @@ pub enum Cut {
 struct World {
     cuts: Mutex<HashMap<(String, String), Cut>>,
     voters: Mutex<HashMap<String, Arc<RaftViews>>>,
+    /// For a link, another voter that answers instead.
+    twins: Mutex<HashMap<(String, String), Arc<RaftViews>>>,
     ending: AtomicBool,
 }
 
@@ -172,8 +174,15 @@ impl Daemons {
         }
     }
 
+    /// From now on `from` reaches `twin` instead of `to`, though the link be cut.
+    pub fn mislead(&self, from: &str, to: &str, twin: Arc<RaftViews>) {
+        lock(&self.world.twins).insert((from.into(), to.into()), twin);
+    }
+
+    /// Every voter reaches every other one.
     pub fn heal(&self) {
         lock(&self.world.cuts).clear();
+        lock(&self.world.twins).clear();
     }
 
     /// Waits for a leader that all running voters, but `without`, know.
@@ -251,7 +260,11 @@ fn serve(world: &World, conn: Arc<dyn Conn>, me: &str) {
         let call = q.request;
         let link = (call.from.clone(), me.to_owned());
         let cut = lock(&world.cuts).get(&link).copied();
-        let voter = lock(&world.voters).get(me).cloned();
+        let twin = lock(&world.twins).get(&link).cloned();
+        let (cut, voter) = match twin {
+            Some(twin) => (None, Some(twin)),
+            None => (cut, lock(&world.voters).get(me).cloned()),
+        };
         let (None, Some(voter)) = (cut, voter) else {
             if cut == Some(Cut::Silent) {
                 continue;
