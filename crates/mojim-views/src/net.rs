@@ -12,7 +12,8 @@
 //! forward-read   {"volume", "ms"}                    {"done": register} or
 //! forward-swap   {"volume", "new", "ms"}             {"elsewhere": why}: not done
 //! forward-retire {"voter", "ms"}                     the same
-//! who            {"lives": {voter: incarnation}}     {"incarnation": …}
+//! who            {"lives": {voter: incarnation}}     {"incarnation": …, "lives": the same;
+//!                                                    empty, unless the question's are}
 //! ```
 //!
 //! `voters` is the checksum of the names that had the voters' places first: two
@@ -50,8 +51,8 @@ use openraft::raft::{
     VoteRequest, VoteResponse,
 };
 use openraft::{AnyError, EntryPayload, LeaderId, RaftNetwork, RaftNetworkFactory};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tracing::{error, info};
 
@@ -107,6 +108,15 @@ pub(crate) struct Room {
     pub entries: usize,
     /// Bytes of a snapshot.
     pub chunk: usize,
+}
+
+/// What a voter says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Said {
+    /// The incarnation of its directory.
+    pub incarnation: u64,
+    /// To a voter whose log names nobody: the incarnations that its own log names.
+    pub lives: BTreeMap<String, u64>,
 }
 
 /// How asking once ended.
@@ -273,19 +283,51 @@ impl Links {
             self.refuse(&why);
             return Err(Error::Stale(why));
         }
-        Ok(json!({ "incarnation": self.life }))
+        value(&self.said(theirs.is_empty(), &lives))
+    }
+
+    fn said(&self, is_new: bool, lives: &Lives) -> Said {
+        Said {
+            incarnation: self.life,
+            lives: match is_new {
+                true => lives.all(),
+                false => BTreeMap::new(),
+            },
+        }
+    }
+
+    /// Whether the voters that are to be named first, by what they said, would begin a
+    /// register beside another one. A voter whose log names directories may have that entry
+    /// alone; it may be committed, unless too many of those directories are here without it.
+    pub fn is_beside(&self, said: &BTreeMap<String, Said>, majority: usize) -> bool {
+        if !self.is_founding() {
+            return false;
+        }
+        let lacks = |(n, i): (&String, &u64)| {
+            let one = said.get(n);
+            one.is_some_and(|s| s.incarnation == *i && s.lives.is_empty())
+        };
+        let mut beside = self.refused().is_some();
+        for named in said.values().map(|s| &s.lives) {
+            if named.get(&self.me).is_some_and(|i| *i != self.life) {
+                self.refuse(&self.another_votes(&self.me));
+                return true;
+            }
+            beside |= named.iter().filter(|x| !lacks(*x)).count() >= majority;
+        }
+        beside
     }
 
     /// With which directory a voter votes.
-    pub fn who(&self, voter: u64, timeout: Duration) -> Result<u64> {
+    pub fn who(&self, voter: u64, timeout: Duration) -> Result<Said> {
+        let lives = lock(&self.lives).clone();
         if self.name(voter) == self.me {
-            return Ok(self.life);
+            return Ok(self.said(lives.is_empty(), &lives));
         }
-        let body = json!({ "lives": lock(&self.lives).all() });
+        let body = json!({ "lives": lives.all() });
         let q = self.question(self.name(voter), None, "who", body);
         let answer = self.ask(voter, &q, timeout)?;
-        let said = answer["incarnation"].as_u64();
-        said.ok_or_else(|| Error::Protocol(format!("another voter's words: {answer}")))
+        from_value(&answer)
     }
 
     /// Whether the voter with this directory may be admitted.
@@ -847,6 +889,29 @@ mod tests {
             .unwrap();
         let e = b.say_who(&json!({ "lives": { "0001": 8 } })).unwrap_err();
         assert!(e.to_string().contains("begun anew"), "{e}");
+    }
+
+    /// Whether a leader whose log names nobody may write the first names, though the log of
+    /// `0001` names some: if these cannot be committed, it alone has them.
+    #[test]
+    fn a_first_start_goes_on_beside_names_that_one_voter_has() {
+        let all = |lives: [u64; 3]| -> BTreeMap<String, u64> {
+            let names = ["0000", "0001", "0002"].map(String::from);
+            names.into_iter().zip(lives).collect()
+        };
+        let says = |incarnation, lives| Said { incarnation, lives };
+        let is_beside = |named: [u64; 3], third: Option<u64>| {
+            let me = links(3, 4).of_directory(5, Arc::default());
+            let mut said = BTreeMap::new();
+            said.insert("0000".to_owned(), says(5, BTreeMap::new()));
+            said.insert("0001".to_owned(), says(6, all(named)));
+            said.extend(third.map(|t| ("0002".to_owned(), says(t, BTreeMap::new()))));
+            (me.is_beside(&said, 2), me.refused().is_some())
+        };
+        assert_eq!(is_beside([5, 6, 7], Some(7)), (false, false));
+        assert_eq!(is_beside([5, 6, 7], None), (true, false));
+        assert_eq!(is_beside([5, 6, 7], Some(8)), (true, false));
+        assert_eq!(is_beside([4, 6, 7], Some(7)), (true, true));
     }
 
     #[test]

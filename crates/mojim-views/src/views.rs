@@ -33,7 +33,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::disk::Disk;
 use crate::lock;
 use crate::net::{
-    Asked, Links, Network, Room, check_snapshot, check_vote, from_value, numbered, unhex_snapshot,
+    Asked, Links, Network, Room, Said, check_snapshot, check_vote, from_value, numbered,
+    unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
 use crate::types::{Change, Membership, Raft, Swap, TypeConfig, Voter, number};
@@ -408,12 +409,14 @@ async fn admit_voters(
         met.retain(|name, _| links.is_vacant(name, &applied));
         let votes = |name: &String| m.voter_ids().any(|v| v == number(name));
         let all = m.voter_ids().count();
+        let beside = links.is_beside(&met, all / 2 + 1);
         let most = match since.elapsed() < grace {
             true => all,
             false => all / 2 + 1,
         };
         let enough = met.keys().filter(|n| votes(n)).count() >= most || !links.is_founding();
-        if enough && !met.is_empty() {
+        if enough && !beside && !met.is_empty() {
+            let met = met.into_iter().map(|(n, s)| (n, s.incarnation)).collect();
             // If another leads by now, or too few answer, it is for a later look.
             let _ = raft.client_write(Change::Admit(met)).await;
         }
@@ -426,12 +429,13 @@ async fn admit_voters(
 
 /// Asks these voters, all at one time, with which directories they vote. Those that do not
 /// answer are left out.
-async fn meet(links: &Arc<Links>, all: Vec<u64>, patience: Duration) -> BTreeMap<String, u64> {
+async fn meet(links: &Arc<Links>, all: Vec<u64>, patience: Duration) -> BTreeMap<String, Said> {
     let asked = all.into_iter().map(|id| {
         let links = links.clone();
         tokio::task::spawn_blocking(move || {
-            let (name, life) = (links.name(id), links.who(id, patience).ok()?);
-            links.may_admit(name, life).then(|| (name.to_owned(), life))
+            let (name, said) = (links.name(id), links.who(id, patience).ok()?);
+            let may = links.may_admit(name, said.incarnation);
+            may.then(|| (name.to_owned(), said))
         })
     });
     let asked: Vec<_> = asked.collect();
@@ -593,7 +597,7 @@ impl Inner {
         };
         let (links, patience) = (self.links.clone(), self.heartbeat * 4);
         let who = tokio::task::spawn_blocking(move || links.who(id, patience)).await;
-        if who.is_ok_and(|w| w.is_ok_and(|life| life == incarnation)) {
+        if who.is_ok_and(|w| w.is_ok_and(|said| said.incarnation == incarnation)) {
             return Ok(Here::Done(Retired::Votes));
         }
         let voter = voter.to_owned();

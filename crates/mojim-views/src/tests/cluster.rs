@@ -693,6 +693,34 @@ fn a_voter_that_lost_its_directory_votes_for_nobody() {
     assert_eq!(read(&a, "v"), register(3, "z"));
 }
 
+/// Two of three voters had lost their directories, which looks like a first start: they drew
+/// the third one into their new register, and its log, the last one, was erased.
+#[test]
+fn who_has_the_register_is_drawn_into_no_new_one() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(3);
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.stop_all();
+    let dirs = ["a", "b"].map(|n| d.options_of(n).dir);
+    for dir in &dirs {
+        std::fs::rename(dir, dir.with_extension("old")).unwrap();
+    }
+    let (c, a, b) = (d.start("c"), d.start("a"), d.start("b"));
+    await_refused(&a, "--same-name a");
+    await_refused(&b, "--same-name b");
+    for v in [&a, &b, &c] {
+        times_out(d.options.timeout, || v.read("v"));
+    }
+    for (name, dir) in ["a", "b"].into_iter().zip(&dirs) {
+        d.stop(name);
+        std::fs::rename(dir, dir.with_extension("new")).unwrap();
+        std::fs::rename(dir.with_extension("old"), dir).unwrap();
+        d.start(name);
+    }
+    assert_eq!(read(&c, "v"), register(1, "x"));
+}
+
 /// A leader that was cut off wrote that `w`'s directory is lost, and at once admitted `w`'s
 /// new one: the two committed both entries, while the third voter and the old directory had
 /// led and changed a view.
