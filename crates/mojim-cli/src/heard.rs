@@ -99,7 +99,7 @@ pub fn weigh(nodes: &mut [Value], votes: impl Fn(&str) -> bool) {
                 "to be the primary, and the register of views names another node".to_owned()
             }
             _ => {
-                hold(n, in_view(n), last);
+                hold(n, &register, in_view(n), last);
                 continue;
             }
         };
@@ -114,12 +114,16 @@ pub fn weigh(nodes: &mut [Value], votes: impl Fn(&str) -> bool) {
     }
 }
 
-/// Takes from a row of a node without a vote what would speak for others.
-fn hold(n: &mut Value, in_view: bool, last: u64) {
+/// Takes from a row of a node without a vote what would speak for others. What it says of the
+/// register stays if the voters say the same, or if it could not read the register.
+fn hold(n: &mut Value, register: &Value, in_view: bool, last: u64) {
     let Some(row) = n.as_object_mut() else {
         return;
     };
-    row.remove("register");
+    let claims = |r: &Value| !r["version"].is_null() && r != register;
+    if row.get("register").is_some_and(claims) {
+        row.remove("register");
+    }
     if in_view {
         return;
     }
@@ -207,7 +211,11 @@ mod tests {
         assert_eq!((&c["last_lsn"], &c["committed"]), (&json!(9), &json!(9)));
         assert_eq!((c.get("backups"), c.get("register")), (None, None));
         assert_eq!(c["attached"], false);
-        // What it says of itself, and soundly, stays.
+        // What it says of itself, and soundly, stays; and what the voters say, too.
+        let same = seen(json!({ "role": "backup", "register": well[0]["register"] }));
+        assert_eq!(same["register"], well[0]["register"]);
+        let unread = seen(json!({ "role": "backup", "register": { "error": "no voter leads" } }));
+        assert_eq!(unread["register"]["error"], "no voter leads");
         let sound = seen(json!({ "role": "backup", "last_lsn": 8, "committed": 8 }));
         assert_eq!(sound["last_lsn"], 8);
     }

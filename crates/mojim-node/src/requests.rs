@@ -579,6 +579,9 @@ impl Node {
 
     /// All that is known of a volume here, for `mojim status`.
     fn status(&self, v: &Volume, register: bool) -> Result<Value> {
+        // A copy that is kept open for the next look counts as used: its files could not be
+        // compared with its catalogue, and `verify`, which asks this last, named no strangers.
+        self.end_look(v);
         let mirror = self.of(v).mirror();
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
         let s = self.standing_of(v, &sb, mirror.as_deref());

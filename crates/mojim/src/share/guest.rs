@@ -1105,7 +1105,7 @@ mod tests {
                 fixed_at: held as usize,
                 ..MapFlags::default()
             };
-            let mapped = Guest(Arc::new(a)).map("f", page, flags);
+            let mapped = Guest(Arc::new(a)).map_over("f", page, flags);
             assert!(matches!(mapped, Err(Error::Busy(_))), "{mapped:?}");
             let there = mmap_anonymous(held, page, none, Mmap::PRIVATE | Mmap::FIXED_NOREPLACE);
             assert_eq!(there, Err(rustix::io::Errno::EXIST));
