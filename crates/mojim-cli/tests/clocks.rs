@@ -218,12 +218,17 @@ fn the_time_of_day_means_nothing() {
             p.await_more(200);
         }
     });
-    // Twice `date`; and a daemon for each line of its log, which begins with the time.
+    // Twice `date`; and a daemon for each line of its log, which begins with the time, and once
+    // more where the line says that a state begins, for `since` in status.
     // Lines may come meanwhile: they are counted after who asked. And who has asked may
     // stand still before it writes its line.
     let count = || {
         let asked = NODES.map(|n| clocks.asked(n));
-        let lines = [&a, &b, &w].map(|d| d.errors().lines().count() as u64);
+        let begins = |line: &&str| ["mirror_lost", "alone"].iter().any(|c| line.ends_with(c));
+        let lines = [&a, &b, &w].map(|d| {
+            let text = d.errors();
+            (text.lines().count() + text.lines().filter(begins).count()) as u64
+        });
         (asked, [lines[0] + 2, lines[1], lines[2]])
     };
     await_or(

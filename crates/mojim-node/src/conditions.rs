@@ -52,8 +52,9 @@ impl Condition {
 /// The states of one volume on this node.
 #[derive(Default)]
 pub(crate) struct Conditions {
-    /// With since when, and whether that was told: what was seen once only was not.
-    now: BTreeMap<Condition, (SystemTime, bool)>,
+    /// With since when that is told: what was seen once only is not. The time of day is asked for
+    /// when something begins to be told, and never otherwise.
+    now: BTreeMap<Condition, Option<SystemTime>>,
 }
 
 /// What begins or is over.
@@ -65,20 +66,24 @@ enum Turn {
 
 impl Conditions {
     /// Takes what is seen at one look.
-    fn look(&mut self, seen: BTreeMap<Condition, String>, at: SystemTime) -> Vec<Turn> {
+    fn look(
+        &mut self,
+        seen: BTreeMap<Condition, String>,
+        at: impl Fn() -> SystemTime,
+    ) -> Vec<Turn> {
         let mut turns = Vec::new();
-        self.now.retain(|c, (_, told)| {
+        self.now.retain(|c, told| {
             let is_over = !seen.contains_key(c);
-            if is_over && *told {
+            if is_over && told.is_some() {
                 turns.push(Turn::Over(*c));
             }
             !is_over
         });
         for (c, text) in seen {
             match self.now.get_mut(&c) {
-                None => drop(self.now.insert(c, (at, false))),
-                Some((_, told @ false)) => {
-                    *told = true;
+                None => drop(self.now.insert(c, None)),
+                Some(told @ None) => {
+                    *told = Some(at());
                     turns.push(Turn::Begins(c, text));
                 }
                 Some(_) => {}
@@ -95,13 +100,16 @@ impl Conditions {
 
     /// By code, since when each has been so, in milliseconds since 1970; null if nothing is.
     pub(crate) fn since(&self) -> Value {
-        let told = self.now.iter().filter(|(_, (_, told))| *told);
+        let told = self
+            .now
+            .iter()
+            .filter_map(|(c, at)| Some((c, at.as_ref()?)));
         let since = |at: &SystemTime| {
             let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
             json!(since.as_millis() as u64)
         };
         let all: serde_json::Map<_, _> = told
-            .map(|(c, (at, _))| (c.code().to_owned(), since(at)))
+            .map(|(c, at)| (c.code().to_owned(), since(at)))
             .collect();
         match all.is_empty() {
             true => Value::Null,
@@ -116,7 +124,7 @@ impl Node {
         let seen = self.seen_conditions(v);
         let turns = {
             let mut known = self.of(v).known();
-            known.conditions.look(seen, SystemTime::now())
+            known.conditions.look(seen, SystemTime::now)
         };
         for turn in turns {
             self.tell(v, turn);
@@ -208,7 +216,7 @@ mod tests {
     fn a_state_is_told_when_it_was_seen_twice_and_when_it_is_over() {
         use Condition::{Alone, MirrorLost};
         let mut all = Conditions::default();
-        let at = |s| UNIX_EPOCH + Duration::from_secs(s);
+        let at = |s| move || UNIX_EPOCH + Duration::from_secs(s);
         let seen = |c: &[Condition]| c.iter().map(|c| (*c, format!("{c:?}"))).collect();
         // While a program attaches.
         assert_eq!(all.look(seen(&[MirrorLost]), at(1)), []);
@@ -218,10 +226,10 @@ mod tests {
         let begins = |c| Turn::Begins(c, format!("{c:?}"));
         assert_eq!(all.look(seen(&[MirrorLost]), at(4)), [begins(MirrorLost)]);
         assert_eq!(all.look(seen(&[MirrorLost]), at(5)), []);
-        assert_eq!(all.since(), json!({ "mirror_lost": 3000 }));
+        assert_eq!(all.since(), json!({ "mirror_lost": 4000 }));
         assert_eq!(all.look(seen(&[Alone]), at(6)), [Turn::Over(MirrorLost)]);
         assert_eq!(all.look(seen(&[Alone]), at(7)), [begins(Alone)]);
-        assert_eq!(all.since(), json!({ "alone": 6000 }));
+        assert_eq!(all.since(), json!({ "alone": 7000 }));
         assert_eq!(all.look(seen(&[]), at(8)), [Turn::Over(Alone)]);
         assert_eq!(all.since(), Value::Null);
     }
