@@ -697,13 +697,7 @@ impl Lock {
 
     /// One attempt, in a thread with its own table of descriptors if that can be had.
     fn try_apart(path: &Path, text: &str) -> io::Result<Tried> {
-        let apart = || {
-            let all = libc::c_uint::MAX;
-            // SAFETY: gives this thread, which has opened nothing, an empty table.
-            let done =
-                unsafe { libc::syscall(libc::SYS_close_range, 0, all, libc::CLOSE_RANGE_UNSHARE) };
-            Lock::attempt(path, text, done == 0)
-        };
+        let apart = || Lock::attempt(path, text, Lock::own_table().is_ok());
         let done = std::thread::scope(|s| {
             // It runs no signal handler of the program.
             let _quiet = SignalsWait::begin_but_faults();
@@ -714,15 +708,29 @@ impl Lock {
         done.unwrap_or_else(|| Lock::attempt(path, text, false))
     }
 
+    /// Gives this thread, which has opened nothing, an empty table of descriptors.
+    fn own_table() -> io::Result<()> {
+        let all = libc::c_uint::MAX;
+        // SAFETY: closes nothing of another thread's: the table becomes this one's first.
+        match unsafe { libc::syscall(libc::SYS_close_range, 0, all, libc::CLOSE_RANGE_UNSHARE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// `apart`: the calling thread has a table of descriptors of its own, which ends with it. A
     /// descriptor of such a table is not closed through the C library: under an interposer its
-    /// number would be taken for one of the program's.
+    /// number would be taken for one of the program's. It is closed before the thread ends: the kernel
+    /// wakes who waits for a thread before it drops the thread's table.
     fn attempt(path: &Path, text: &str, apart: bool) -> io::Result<Tried> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let open = || retry_on_intr(|| fs::open(path, flags, FILE_MODE));
         if apart {
             let fd = std::mem::ManuallyDrop::new(open()?);
-            return Lock::try_on(fd.as_fd(), path, text);
+            let tried = Lock::try_on(fd.as_fd(), path, text);
+            // SAFETY: a descriptor of this thread's own table, which nobody uses any more.
+            unsafe { libc::syscall(libc::SYS_close, fd.as_raw_fd()) };
+            return tried;
         }
         let fd = with_reserve(|| descriptors::open(open))?;
         Lock::try_on(fd.as_fd(), path, text)
@@ -1029,6 +1037,26 @@ mod tests {
         drop(os.lock(&path).unwrap());
         fs::symlink(&path, dir.path().join("symlink")).unwrap();
         assert!(os.lock(&dir.path().join("symlink")).is_err());
+    }
+
+    /// The thread that took the lock kept its descriptor until the kernel dropped its table, which may be
+    /// after it was waited for: whoever took the lock, dropped it, and took it again was told that it was
+    /// held, by itself. Here the thread lives on.
+    #[test]
+    fn a_lock_that_was_dropped_is_free_at_once() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let twice = || {
+            Lock::own_table().unwrap();
+            for _ in 0..2 {
+                let tried = Lock::attempt(&path, "1 test\n", true).unwrap();
+                assert!(
+                    matches!(tried, Tried::Locked(_)),
+                    "the first attempt has it"
+                );
+            }
+        };
+        std::thread::scope(|s| s.spawn(twice).join().unwrap());
     }
 
     const HELPER: &str = "MOJIM_TEST_LOCK";
