@@ -7,6 +7,9 @@
 //!
 //! Invariants:
 //! - The watching process does nothing else, and waits only. It needs no memory of the volume's.
+//! - No mount's process runs without it from the start: if it cannot watch, it ends that one.
+//! - Programs are killed only where the mount ended under them, and only those in namespaces that were
+//!   made for this run of it: the number of its file system may be another volume's by then.
 //! - It says why the mount's process ended, in the log of the mount and beside it, before it
 //!   kills anything.
 
@@ -16,23 +19,29 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::failure::Done;
+use crate::failure::{Done, Failure};
+use crate::namespace::below;
 use crate::runs_mount::{Begun, FAILED, device_of};
 use crate::signals;
-use crate::while_used::end_users;
+use crate::while_used::{CUT_OFF, end_users};
 
 /// The exit code of a process that panicked.
 const PANICKED: i32 = 101;
 
 /// Starts the mount's process, which is this one's command line and `word`, and waits for its end.
-pub fn watch(at: &Path, word: &str) -> Done {
+/// `id` is that of this run of the mount.
+pub fn watch(at: &Path, word: &str, id: &str) -> Done {
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .arg(word)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
-    pass_signals_on(&child)?;
+    if let Err(e) = pass_signals_on(&child) {
+        // Whoever starts the mount is told, and no program uses it yet.
+        let _ = child.kill().and_then(|()| child.wait());
+        return Err(Failure::from(e).at("watching the mount's process"));
+    }
     let mut device = None;
     let said = BufReader::new(child.stdout.take().expect("it is piped"));
     for line in said.lines().map_while(Result::ok) {
@@ -45,18 +54,24 @@ pub fn watch(at: &Path, word: &str) -> Done {
     }
     let status = child.wait()?;
     let code = status.code().unwrap_or(1) as u8;
-    let Some(device) = device.filter(|_| !status.success()) else {
+    let Some(device) = device.filter(|_| ended_under_programs(status)) else {
         return Ok(code);
     };
     tracing::error!("the mount's process ended ({status}): the programs that use it are killed");
     if died(status) {
         note(at, status);
     }
-    match end_users(device) {
+    match end_users(device, &below(id)) {
         0 => {}
         n => tracing::error!("{n} processes that used the mount were killed"),
     }
     Ok(code)
+}
+
+/// Whether programs may be left that use the mount, which is dead. One that ended since nobody used it
+/// may also have failed, to commit what they had stored.
+fn ended_under_programs(status: ExitStatus) -> bool {
+    died(status) || status.code() == Some(CUT_OFF.into())
 }
 
 /// Whether the process could not say itself what became of the volume.
@@ -86,4 +101,23 @@ fn pass_signals_on(child: &Child) -> std::io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    /// A mount that nobody used any more, and that could not commit what was stored, had the programs
+    /// killed of the volume that was mounted meanwhile and had got its file system's number.
+    #[test]
+    fn programs_are_killed_only_where_the_mount_ended_under_them() {
+        let exited = |code: i32| ExitStatus::from_raw(code << 8);
+        assert!(ended_under_programs(ExitStatus::from_raw(libc::SIGKILL)));
+        assert!(ended_under_programs(exited(PANICKED)));
+        assert!(ended_under_programs(exited(CUT_OFF.into())));
+        assert!(!ended_under_programs(exited(0)));
+        assert!(!ended_under_programs(exited(1)));
+    }
 }

@@ -84,6 +84,9 @@ pub struct Mount {
     /// Of these two processes, the one that serves.
     #[arg(long, hide = true, requires = "while_used")]
     guarded: bool,
+    /// The name of this run of it.
+    #[arg(long, hide = true, requires = "while_used", default_value = "")]
+    run_id: String,
     /// What the mount allows, as mount(8) has it: ro, suid, dev, noexec, noatime. Without `suid` and
     /// `dev`, setuid and setgid bits do not count there, and device files cannot be opened.
     #[arg(short = 'o', long = "options", value_parser = Flags::parse, default_value = "", hide_default_value = true, value_name = "OPTIONS")]
@@ -138,7 +141,7 @@ impl Mount {
         log::install(&self.name, self.log)?;
         match (self.while_used, self.guarded) {
             (true, true) => return self.run_while_used(),
-            (true, false) => return guard::watch(&self.directory, "--guarded"),
+            (true, false) => return guard::watch(&self.directory, "--guarded", &self.run_id),
             _ => {}
         }
         let config = load(&self.config)?;

@@ -25,8 +25,11 @@ use crate::runs_mount::Device;
 /// The number of the error that the mount has just ended: one that `exec` does not have.
 pub const ENDED: i32 = libc::EOWNERDEAD;
 
-/// The source of the file system below the volume's mount, by which such a namespace is known.
-pub const BELOW: &CStr = c"mojim:run";
+/// The source of the file system below the volume's mount, by which a namespace is known that was made
+/// for the run `id` of that mount.
+pub fn below(id: &str) -> CString {
+    CString::new(format!("mojim:run:{id}")).unwrap_or_default()
+}
 
 /// Where a program's volume is, in its namespace.
 pub struct Namespace {
@@ -62,11 +65,12 @@ impl Namespace {
         })
     }
 
-    /// Takes this process, which has one thread, there. `device` is what has to be mounted.
+    /// Takes this process, which has one thread, there. `device` is what has to be mounted, and `below`
+    /// the source of what lies below it.
     ///
     /// # Errors
     /// Standard error says which step failed. [`ENDED`]: the mount has just ended.
-    pub fn enter(&self, device: Device) -> io::Result<()> {
+    pub fn enter(&self, device: Device, below: &CStr) -> io::Result<()> {
         let user = match self.maps {
             Some(_) => UnshareFlags::NEWUSER,
             None => UnshareFlags::empty(),
@@ -95,7 +99,7 @@ impl Namespace {
         )?;
         // Who unmounts the volume there, as one does after a kill, must not find the bare copy below.
         let (kind, flags) = (c"tmpfs", MountFlags::RDONLY | MountFlags::NODEV);
-        let below = mount(BELOW, self.directory.as_c_str(), kind, flags, c"mode=555");
+        let below = mount(below, self.directory.as_c_str(), kind, flags, c"mode=555");
         step(
             c"laying an empty file system below the volume's mount",
             below,

@@ -12,7 +12,7 @@ use mojim_config::{Failover, Node, Volume};
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, below};
 use crate::program;
 use crate::runs_mount::{LATER, Pause, RunsMount, Settings};
 use crate::supervise;
@@ -118,20 +118,25 @@ impl Run {
             }
             false => Some(RunsMount::of(&config_file, node, volume)),
         };
-        let device = Arc::new(Mutex::new((0, 0)));
+        let target = Arc::new(Mutex::new(((0, 0), CString::default())));
         if let Some(mount) = &mount {
             let namespace = Namespace::new(&mount.at(), &std::fs::canonicalize(&directory)?)?;
-            let device = device.clone();
+            let target = target.clone();
             // SAFETY: `enter` makes system calls only, on what was prepared; the lock is free, since
             // who starts a program holds it at no other time.
-            unsafe { command.pre_exec(move || namespace.enter(*device.lock().expect("free"))) };
+            unsafe {
+                command.pre_exec(move || {
+                    let target = target.lock().expect("free");
+                    namespace.enter(target.0, &target.1)
+                });
+            }
         }
         let mut prepare = |pause: &mut Pause| {
             let Some(mount) = &mount else {
                 return Ok(None);
             };
             let held = mount.ensure(&self.settings, pause)?;
-            *device.lock().expect("no thread panics") = held.device;
+            *target.lock().expect("no thread panics") = (held.device, below(&held.id));
             Ok(Some(held))
         };
         if !self.read && volume.failover == Failover::Automatic {

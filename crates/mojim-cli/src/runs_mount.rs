@@ -13,9 +13,10 @@
 //!   holds the lock. Who joins it checks afterwards that it was still there ([`Held::device`]): it may
 //!   also be taken away without the lock.
 //! - Nothing here asks the mount's process for anything but by the file `serving`: it may stand still.
-//! - The lock's file says with which [`Settings`] the mount runs.
+//! - The lock's file says with which [`Settings`] the mount runs, and the name of this run of it.
 
 use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
@@ -43,6 +44,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const ELSEWHERE: Duration = Duration::from_secs(8);
 /// The pause between two looks whether the process is ready.
 const STEP: Duration = Duration::from_millis(2);
+/// In front of the name of a run of the mount, on its command line and in the lock's file.
+const ID: &str = "--run-id=";
 /// Bytes of the lock's file, so that no settings need more room on a full disk.
 const NOTE: usize = 256;
 /// A log that is larger is begun anew by the next mount.
@@ -108,6 +111,8 @@ pub struct Held {
     _lock: File,
     /// The number of the mount's file system, by which a program's namespace checks that it has it.
     pub device: Device,
+    /// That of this run of the mount; none has it again.
+    pub id: String,
 }
 
 /// The number of a file system, major and minor.
@@ -173,7 +178,9 @@ impl RunsMount {
         if let (Some(device), true) = (mounted, serving) {
             let mut text = String::new();
             lock.read_to_string(&mut text)?;
-            let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            let id = words.iter().position(|w| w.starts_with(ID));
+            let id = id.map(|i| words.remove(i)[ID.len()..].to_owned());
             if !settings.go_with(&words) {
                 return Err(Failure::usage(format!(
                     "volume {} is mounted already, for programs under `mojim run`, with {}: give the \
@@ -185,6 +192,7 @@ impl RunsMount {
             return Ok(Held {
                 _lock: lock,
                 device,
+                id: id.unwrap_or_default(),
             });
         }
         if mounted.is_some() {
@@ -194,13 +202,15 @@ impl RunsMount {
         trust::make(&at).map_err(of_at)?;
         // Before it starts: it may be there, and this process end before it hears so. What cannot
         // be written is no reason not to start.
-        let note = format!("{:NOTE$}", settings.args().join(" "));
-        let _ = lock.write_all_at(note.as_bytes(), 0);
-        self.start(settings, pause)?;
+        let id = format!("{:016x}", RandomState::new().hash_one(0));
+        let note = settings.args().join(" ") + " " + ID + &id;
+        let _ = lock.write_all_at(format!("{note:NOTE$}").as_bytes(), 0);
+        self.start(settings, &id, pause)?;
         match self.mounted().map_err(of_at)? {
             Some(device) => Ok(Held {
                 _lock: lock,
                 device,
+                id,
             }),
             None => Err(Failure {
                 code: LATER,
@@ -274,7 +284,7 @@ impl RunsMount {
     }
 
     /// Starts the mount's process and waits until it says that it is mounted.
-    fn start(&self, settings: &Settings, pause: &mut Pause) -> Result<(), Failure> {
+    fn start(&self, settings: &Settings, id: &str, pause: &mut Pause) -> Result<(), Failure> {
         let path = self.log();
         let log_at = |e: io::Error| Failure::from(e).at(&place(&path));
         let mut options = OpenOptions::new();
@@ -291,6 +301,7 @@ impl RunsMount {
             .arg(&self.config)
             .args(["--name", &self.node, "--volume", &self.volume])
             .args(settings.args())
+            .arg(format!("{ID}{id}"))
             .arg(self.at())
             .env_remove("LD_PRELOAD")
             .current_dir("/")

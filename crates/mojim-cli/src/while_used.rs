@@ -11,7 +11,7 @@
 //! [`RunsMount`]: crate::runs_mount::RunsMount
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -22,10 +22,11 @@ use mojim_mount::Mounted;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Done, Failure};
-use crate::namespace::BELOW;
 use crate::runs_mount::{Device, FAILED, device_of, open_own, try_lock};
 use crate::signals;
 
+/// The exit code of a mount that ended under the programs that use it.
+pub const CUT_OFF: u8 = 3;
 /// How often it is looked for what ends the mount.
 const TURN: Duration = Duration::from_millis(200);
 /// A look for users may take this part of the time.
@@ -47,7 +48,8 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
     let (mut asked, mut waits): (Option<Instant>, bool) = (None, false);
     let mut stale: Option<Instant> = None;
     let cause = loop {
-        if signals::came_within(TURN)? {
+        let came = signals::came_within(TURN);
+        if came.map_err(|e| cut_off(e.to_string()))? {
             // A service manager may send two at once.
             if asked.is_some_and(|since| since.elapsed() > PATIENCE) {
                 break Cause::Asked;
@@ -96,20 +98,24 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
         }
     };
     cause.log();
-    let ended = mounted.end();
     // What a node that was replaced could not commit is known.
-    if stale.is_none()
-        && let Err(e) = ended
-    {
+    let failed = mounted.end().err().filter(|_| stale.is_none());
+    if let Some(e) = &failed {
         users.note(&e.to_string());
-        return Err(Failure::from(e));
     }
-    match cause {
-        // What was stored is committed; its programs can reach nothing any more.
-        Cause::CutOff => Err(Failure::failed(
-            "the mount ended under the programs that use it",
-        )),
-        _ => Ok(0),
+    match (cause, failed) {
+        // Also if what was stored is committed: its programs can reach nothing any more.
+        (Cause::CutOff, None) => Err(cut_off("what was stored is committed".into())),
+        (Cause::CutOff, Some(e)) => Err(cut_off(e.to_string())),
+        (_, Some(e)) => Err(Failure::from(e)),
+        (_, None) => Ok(0),
+    }
+}
+
+fn cut_off(what: String) -> Failure {
+    Failure {
+        code: CUT_OFF,
+        text: format!("the mount ended under the programs that use it: {what}"),
     }
 }
 
@@ -287,11 +293,11 @@ fn processes() -> Vec<(u32, PathBuf)> {
 }
 
 /// Kills the programs of a dead mount: the processes in every namespace that `mojim run` made for
-/// it. Returns how many.
-pub fn end_users(device: Device) -> usize {
+/// it, by laying a file system with the source `below` first. Returns how many.
+pub fn end_users(device: Device, below: &CStr) -> usize {
     let mut killed = HashSet::new();
     for _ in 0..ROUNDS {
-        let spaces = made_for(device);
+        let spaces = made_for(device, below);
         let is_in = |path: &Path| namespace_of(path).is_some_and(|n| spaces.contains(&n));
         let mut left = false;
         for (id, path) in processes() {
@@ -319,7 +325,7 @@ pub fn end_users(device: Device) -> usize {
 }
 
 /// The mount namespaces in which `mojim run` has laid this file system over a volume's directory.
-fn made_for(device: Device) -> HashSet<OsString> {
+fn made_for(device: Device, below: &CStr) -> HashSet<OsString> {
     let (mut seen, mut made) = (HashSet::new(), HashSet::new());
     for (_, process) in processes() {
         // One in a jail sees a part only.
@@ -331,7 +337,7 @@ fn made_for(device: Device) -> HashSet<OsString> {
         let Some(mounts) = mounts_of(&process) else {
             continue;
         };
-        if is_made_for(&mounts, device) {
+        if is_made_for(&mounts, device, below) {
             made.insert(namespace.clone());
         }
         seen.insert(namespace);
@@ -339,8 +345,9 @@ fn made_for(device: Device) -> HashSet<OsString> {
     made
 }
 
-/// Whether the file system is mounted where `mojim run` has laid an empty one before.
-fn is_made_for(mounts: &[u8], device: Device) -> bool {
+/// Whether the file system is mounted where `mojim run` has laid an empty one before, for the same run
+/// of the mount: the device's number alone may have been another one's since.
+fn is_made_for(mounts: &[u8], device: Device, below: &CStr) -> bool {
     let below: Vec<&[u8]> = mounts
         .split(|b| *b == b'\n')
         .filter_map(|line| {
@@ -348,7 +355,7 @@ fn is_made_for(mounts: &[u8], device: Device) -> bool {
             let at = words.nth(4)?;
             // After a dash: the kind, and the source.
             words.find(|w| *w == b"-")?;
-            (words.nth(1)? == BELOW.to_bytes()).then_some(at)
+            (words.nth(1)? == below.to_bytes()).then_some(at)
         })
         .collect();
     mounted(mounts, device).any(|at| below.contains(&at))
@@ -388,6 +395,7 @@ fn escaped(path: &Path) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::namespace::below;
 
     #[test]
     fn places_of_a_file_system_are_found() {
@@ -402,19 +410,23 @@ mod tests {
     }
 
     /// Only where `mojim run` has made the namespace are programs killed: not where somebody has mounted
-    /// the file system elsewhere too, nor over another directory.
+    /// the file system elsewhere too, nor over another directory, nor those of another mount that has
+    /// got the number of this one's file system.
     #[test]
     fn a_namespace_that_was_made_for_a_mount_is_known() {
         let line = |device: &str, at: &str, source: &str| {
             format!("67 45 {device} / {at} rw shared:1 - some {source} rw\n")
         };
-        let run = line("0:50", "/d/v", "mojim:run") + &line("0:39", "/d/v", "mojim:v");
-        assert!(is_made_for(run.as_bytes(), (0, 39)));
-        assert!(!is_made_for(run.as_bytes(), (0, 38)));
-        let elsewhere = line("0:50", "/d/v", "mojim:run") + &line("0:39", "/mnt", "mojim:v");
-        assert!(!is_made_for(elsewhere.as_bytes(), (0, 39)));
-        let own = line("0:50", "/d/v", "tmpfs") + &line("0:39", "/d/v", "mojim:v");
-        assert!(!is_made_for(own.as_bytes(), (0, 39)));
+        let (own, next) = (below("1"), below("2"));
+        let source = own.to_str().unwrap();
+        let run = line("0:50", "/d/v", source) + &line("0:39", "/d/v", "mojim:v");
+        assert!(is_made_for(run.as_bytes(), (0, 39), &own));
+        assert!(!is_made_for(run.as_bytes(), (0, 39), &next));
+        assert!(!is_made_for(run.as_bytes(), (0, 38), &own));
+        let elsewhere = line("0:50", "/d/v", source) + &line("0:39", "/mnt", "mojim:v");
+        assert!(!is_made_for(elsewhere.as_bytes(), (0, 39), &own));
+        let other = line("0:50", "/d/v", "tmpfs") + &line("0:39", "/d/v", "mojim:v");
+        assert!(!is_made_for(other.as_bytes(), (0, 39), &own));
     }
 
     /// This process is one that uses its root.
