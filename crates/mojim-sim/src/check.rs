@@ -53,6 +53,8 @@ struct Copy {
     earlier: bool,
     /// Its logs alone were, so that its data files may show more than they do.
     ahead: bool,
+    /// The LSN up to which the nodes that answered its last start knew what was acknowledged.
+    answered: u64,
     /// Another node has replaced it: how many points there were then.
     gone: Option<usize>,
 }
@@ -270,6 +272,14 @@ impl Checker {
         (c.earlier, c.ahead) = (false, false);
     }
 
+    /// A whole copy came in the place of node `n`'s, perhaps within one step, and as of an earlier
+    /// sync point than that to which node `n` had applied its records: these come again.
+    pub fn copied(&mut self, n: usize, store: &Store) {
+        if let Some(p) = self.points.exact(&store.history(), store.applied()) {
+            self.copies[n].applied = p;
+        }
+    }
+
     /// Node `n`'s process ended. It may have been applying up to `limit`; `had` is what
     /// it had received.
     pub fn crashed(
@@ -368,6 +378,25 @@ impl Checker {
     fn look_for_untold(&mut self, n: usize, p: usize) {
         let known = |t| self.points.is_within(self.points.before(self.floor, t), p);
         if !self.points.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
+            self.untold += 1;
+            let left = self.points.common(self.floor, p);
+            self.settle(left);
+        }
+    }
+
+    /// Before node `n` starts, others told it that everything up to LSN `known` was
+    /// acknowledged.
+    pub fn answered(&mut self, n: usize, known: u64) {
+        self.copies[n].answered = known;
+    }
+
+    /// Node `n`, which was put back as of an earlier time, goes on with `p`, without a mirror: it
+    /// has all that any node that answered knew of. It cannot know of more (a limit,
+    /// `docs/protocol.md`). With a mirror that has more, it would have taken that.
+    fn look_for_unanswered(&mut self, n: usize, p: usize) {
+        let c = &self.copies[n];
+        let known = self.points.before(self.floor, c.answered);
+        if c.earlier && !self.points.is_within(self.floor, p) && self.points.is_within(known, p) {
             self.untold += 1;
             let left = self.points.common(self.floor, p);
             self.settle(left);
@@ -520,10 +549,13 @@ impl Checker {
     }
 
     /// The view says that node `n`, whose log is on a medium that survives a power loss,
-    /// is alone: what was acknowledged rests on that log.
+    /// is alone: what was acknowledged rests on that log. A node whose disk was put back since
+    /// had asked for this view before.
     pub fn alone(&self, n: usize) -> Checked {
         let hold = self.copies[n].hold.power;
-        if self.floor == 0 || hold.is_some_and(|h| self.points.is_within(self.floor, h)) {
+        let earlier = self.copies[n].earlier;
+        if self.floor == 0 || earlier || hold.is_some_and(|h| self.points.is_within(self.floor, h))
+        {
             return Ok(());
         }
         Err(format!(
@@ -565,6 +597,9 @@ impl Checker {
             ));
         };
         self.look_for_untold(n, p);
+        if store.superblock().view.mirror.is_empty() {
+            self.look_for_unanswered(n, p);
+        }
         if !self.points.is_within(self.floor, p) {
             return Err(format!(
                 "3: epoch {} begins behind {}, but {} is acknowledged",

@@ -83,6 +83,32 @@ fn damaged_logs_excuse_what_the_guarantees_say() {
     }
 }
 
+/// What the checker did not allow of a primary whose disk was put back as of an earlier time, though
+/// the guarantees do. 511181: the link to its mirror was down (`async`), and the mirror, which had
+/// started again, knew of no more. 517228 and 485: the register said that it was alone, and nobody
+/// who answered knew of more. 506704: it had asked to be alone before. 505360: an operator had the
+/// mirror's copy made anew. 506869: its log in persistent memory was older than its last opening,
+/// and so counts as gone.
+#[test]
+fn disks_of_an_earlier_time_excuse_what_the_guarantees_say() {
+    catch_panics();
+    for seed in [485, 505360, 506704, 506869, 511181, 517228] {
+        assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
+    }
+}
+
+/// What the checker did not understand. 506491: every copy was lost with the power, and the operator
+/// went on asking for one. 516741: a backup got a whole copy within one step, as of an earlier sync
+/// point than it had applied. 512565: the primary lost its ring, and waited for a mirror whose log
+/// had lost its last records and did not tell: a person has to decide.
+#[test]
+fn what_is_lost_for_good_ends_a_run() {
+    catch_panics();
+    for seed in [506491, 512565, 516741] {
+        assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
+    }
+}
+
 /// A mirror was replaced, its primary went on alone, and the old mirror came back with
 /// the file that it had: the primary still called it, and it was the view's mirror again,
 /// though the voters did not answer it, so that it could never have taken over.

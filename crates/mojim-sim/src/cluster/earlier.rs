@@ -2,9 +2,11 @@
 //! put back, or its logs lost what the disk had said was durable.
 //!
 //! Owns when this is drawn. Invariants: it strikes while a mirror runs that follows this
-//! primary. Until the primary begins an epoch, it starts only while that node answers: nobody
-//! else could know what it lacks.
+//! primary, with a copy that counts: an operator who has the mirror's copy made anew gives up the
+//! second copy, before or until the primary is back. Until the primary begins an epoch, it starts
+//! only while that node answers: nobody else could know what it lacks.
 
+use mojim_config::MediumKind;
 use mojim_format::State;
 
 use super::node::{NAMES, Role};
@@ -12,6 +14,7 @@ use super::setup::Mode;
 use super::state::{Checked, Cluster, Kept};
 use crate::failures::Takes;
 use crate::rot;
+use mojim_replica::mirror::Mirror;
 use mojim_replica::session::Told;
 
 impl Cluster {
@@ -36,6 +39,7 @@ impl Cluster {
             node: n,
             life: sb.life,
             epoch: prim.epoch,
+            nonce: sb.nonce,
             paired: prim.session.is_member(),
         };
         let peer = prim.session.peer();
@@ -46,12 +50,14 @@ impl Cluster {
         let store = &mir.m.store;
         let follows = store.superblock().state == State::Whole
             && !store.is_loading()
+            && !mir.m.is_distrusted()
             && store.history().last_epoch() >= history.last_epoch();
         // In an epoch that came since, the node may have been alone.
         let fits = e.kept.is_some_and(|k| {
             let always = k.paired && now.paired && self.setup.mode != Mode::Async;
             k.node == n && k.life == now.life && (k.epoch == now.epoch || always)
         });
+        let opened_since = e.kept.is_some_and(|k| k.nonce != now.nonce);
         if !fits || e.rng.below(4) == 0 {
             e.kept = Some(now);
             self.world.keep(NAMES[n]);
@@ -63,7 +69,9 @@ impl Cluster {
         }
         e.left -= 1;
         e.kept = None;
-        let logs_alone = e.rng.coin();
+        // A log in persistent memory that is older than the last opening counts as gone.
+        let as_gone = opened_since && self.setup.medium[n] == MediumKind::Pmem;
+        let logs_alone = e.rng.coin() && !as_gone;
         self.strike(n, logs_alone, known)
     }
 
@@ -101,18 +109,34 @@ impl Cluster {
     /// What the nodes that answer know to have been acknowledged, as a program that attaches on
     /// node `n` asks them.
     pub(super) fn told(&self, n: usize) -> Vec<Told> {
-        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
-        let reached = others.filter(|(i, _)| {
+        let told = self.followers_near(n).filter_map(|(node, m)| {
+            Some(Told {
+                node: node.into(),
+                known: m.knows()?,
+            })
+        });
+        told.collect()
+    }
+
+    /// The last LSN of which one of them knows, whatever it says.
+    pub(super) fn known_to_others(&self, n: usize) -> u64 {
+        let whole = self
+            .followers_near(n)
+            .filter(|(_, m)| m.store.superblock().state == State::Whole);
+        let known = whole.map(|(_, m)| m.committed().max(m.store.known_acknowledged()));
+        known.max().unwrap_or(0)
+    }
+
+    /// The nodes that answer node `n` and follow.
+    fn followers_near(&self, n: usize) -> impl Iterator<Item = (&'static str, &Mirror)> {
+        let others = self.nodes.iter().enumerate().filter(move |(i, _)| *i != n);
+        let reached = others.filter(move |(i, _)| {
             let cut = |a, b| self.world.is_partitioned(NAMES[a], NAMES[b]);
             self.world.crashed(NAMES[*i]).is_none() && !cut(n, *i) && !cut(*i, n)
         });
-        let told = reached.filter_map(|(i, node)| match &node.role {
-            Role::Mirror(mir) => Some(Told {
-                node: NAMES[i].into(),
-                known: mir.m.knows()?,
-            }),
+        reached.filter_map(|(i, node)| match &node.role {
+            Role::Mirror(mir) => Some((NAMES[i], &*mir.m)),
             _ => None,
-        });
-        told.collect()
+        })
     }
 }

@@ -43,6 +43,13 @@ impl Cluster {
             State::Whole if !has_less => None,
             _ => (0..NODES).filter_map(whole).max_by_key(|(tail, ..)| *tail),
         };
+        let others_run = self.places.iter().all(|to| *to == n || !down(*to));
+        if other.is_none() && store.superblock().state != State::Whole && others_run {
+            // Every copy is gone: an attach finds that, too.
+            drop(store);
+            self.world.kill(NAMES[n]);
+            return self.fallen(n);
+        }
         if let Some((_, to, m)) = other {
             drop(store);
             self.world.kill(NAMES[n]);

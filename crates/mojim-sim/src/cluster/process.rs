@@ -191,6 +191,7 @@ impl Cluster {
         self.check.follows(n, false);
         let session = Session::attach(p.clone(), NAMES[n], peer(self.peer(n)));
         let session = session.with_told(self.told(n));
+        self.check.answered(n, self.known_to_others(n));
         let others = self.places.iter().filter(|to| **to != n);
         let holders = Holders::new(others.map(|to| peer(*to)).collect());
         let errands = SimRegisterCalls::default();

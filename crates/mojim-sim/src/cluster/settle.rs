@@ -165,12 +165,10 @@ impl Cluster {
             Role::Mirror(mir) => mir.m.is_distrusted() && !mir.m.store.has_part(),
             _ => false,
         };
-        // Nor has the mirror what the register waits for, if its log is damaged.
+        // Nor has the mirror what the register waits for, if its log is damaged, also where the
+        // log seems merely to end there.
         let rotted = |m: &Member| match &self.nodes[node(&m.node)].role {
-            Role::Mirror(mir) => {
-                let missing = mir.m.store.known_missing();
-                missing.is_some_and(|k| k > mir.m.tail()) && self.check.lacks(node(&m.node))
-            }
+            Role::Mirror(_) => self.check.lacks(node(&m.node)),
             _ => false,
         };
         let given_up = reg.mirror.as_ref().is_some_and(distrusted);

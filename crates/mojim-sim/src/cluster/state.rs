@@ -114,6 +114,8 @@ pub(super) struct Kept {
     /// The life of its copy, and its epoch.
     pub(super) life: u64,
     pub(super) epoch: u64,
+    /// What names its logs' memory, since its last opening.
+    pub(super) nonce: u64,
     /// The mirror was a member.
     pub(super) paired: bool,
 }

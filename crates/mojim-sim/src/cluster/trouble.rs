@@ -25,6 +25,7 @@ impl Cluster {
     pub(super) fn trouble(&mut self) -> Checked {
         let pair = [self.primary, self.mirror()];
         if self.anew.below(16) == 0
+            && !self.nodes.iter().any(|node| node.put_back)
             && let Role::Mirror(m) = &self.nodes[pair[1]].role
         {
             // As `mojim repair --anew`; its primary dies, perhaps before the new copy

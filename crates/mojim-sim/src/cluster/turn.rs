@@ -130,11 +130,15 @@ impl Cluster {
     }
 
     fn count_copies(&mut self, n: usize) {
-        let now = match &self.nodes[n].role {
+        let store = match &self.nodes[n].role {
             Role::Down => return,
-            Role::Primary(p) => p.p.store.progress.counts(),
-            Role::Mirror(m) => m.m.store.progress.counts(),
+            Role::Primary(p) => p.p.store.clone(),
+            Role::Mirror(m) => m.m.store.clone(),
         };
+        let now = store.progress.counts();
+        if now[0] > self.counted[n][0] {
+            self.check.copied(n, &store);
+        }
         for (i, now) in now.into_iter().enumerate() {
             let before = &mut self.counted[n][i];
             // The count of a new process begins at zero.
