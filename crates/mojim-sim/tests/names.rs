@@ -112,7 +112,7 @@ fn every_crash_of_several(first: &[To], then: &[&[To]], want: &[(u32, &str)]) {
 
 /// Applies what waits: all at once, or one sync point after the other.
 fn apply(p: &Primary, singly: bool) -> mojim_env::Result<bool> {
-    for lsn in p.store.applied()..=p.store.tail() {
+    for lsn in p.store.applied()..=p.last() {
         if singly {
             p.store.apply(lsn, usize::MAX)?;
         }
@@ -136,7 +136,15 @@ fn every_crash_beside(links: &[&str], first: &[To], then: &[&[To]], want: &[(u32
         .iter()
         .map(|(file, name)| (PathBuf::from(name), has(*file)))
         .collect();
-    for kind in [CrashKind::Kill, CrashKind::Power] {
+    let ways = [
+        (CrashKind::Kill, false),
+        (CrashKind::Power, false),
+        (CrashKind::Kill, true),
+    ];
+    for (kind, one_by_one) in ways {
+        if one_by_one && then.len() == 1 {
+            continue;
+        }
         // The second one comes while what the first cut off is applied again: behind every third
         // operation, and another one for each of the first.
         for after in 1.. {
@@ -154,7 +162,7 @@ fn every_crash_beside(links: &[&str], first: &[To], then: &[&[To]], want: &[(u32
                 for then in then {
                     p.commit(&pieces(then, &all)).unwrap();
                 }
-                is_over.0 = crashes(&world, after, kind, || p.checkpoint_step(Pace::Idle));
+                is_over.0 = crashes(&world, after, kind, || apply(&p, one_by_one));
                 drop(p);
                 // Others may wait together when they are applied again.
                 let singly = again % 2 == 0;
@@ -450,6 +458,12 @@ fn sync_points_that_wait_together_are_applied_as_one() {
             &[Gone(5), Made(6, "b/c"), Gone(1)],
         ],
         &[(3, "a"), (6, "b/c")],
+    );
+    // More of them after the crash than before: what was begun to be removed goes, too.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b")],
+        &[&[Gone(1), Made(3, "c")], &[Gone(2)]],
+        &[(3, "c")],
     );
 }
 
