@@ -25,8 +25,9 @@
 //! another one does not answer `append`, `vote` and `snapshot`, so nobody counts what a
 //! voter says that lost its directory. A voter under whose name another one votes is told
 //! so: `{"unknown": why}`. Where no voter was admitted yet (a first start), `knows` is
-//! absent and every answer counts. A voter that the log does not name is asked `who` alone
-//! until the leader's entry names it.
+//! absent and every answer counts; one that asks so a voter whose log names some is told
+//! `{"waits": why}`. A voter that the log does not name is asked `who` alone until the
+//! leader's entry names it.
 //!
 //! Owns the connections: some for each voter, each used by one question at a
 //! time, dropped after any error. Invariants:
@@ -95,6 +96,8 @@ pub(crate) struct Links {
     lives: Arc<Mutex<Lives>>,
     /// Why this voter votes for nobody, once another has told it.
     refused: Mutex<Option<String>>,
+    /// When this voter, whose log names nobody, last heard that another's names some.
+    outside: Mutex<Option<Duration>>,
     /// Idle connections, by voter and by timeout.
     idle: Mutex<HashMap<(u64, Duration), Vec<Client>>>,
     /// What last went wrong with a voter, and when, until something goes right.
@@ -159,6 +162,7 @@ impl Links {
             life: u64::MAX,
             lives: Arc::default(),
             refused: Mutex::default(),
+            outside: Mutex::default(),
             idle: Mutex::default(),
             troubles: Mutex::default(),
         }
@@ -194,6 +198,26 @@ impl Links {
     /// Why this voter votes for nobody, if others have said so.
     pub fn refused(&self) -> Option<String> {
         lock(&self.refused).clone()
+    }
+
+    /// Whether this voter may ask to lead. One that its own log does not name gets nobody's
+    /// vote, nor hears whose log is longer, and so would try again and again. With its terms it
+    /// would keep the others, which have to follow the greatest, from choosing a leader that
+    /// sends it the log. One that heard for `patience` of no register that others have may
+    /// begin one.
+    pub fn may_stand(&self, patience: Duration) -> bool {
+        let lives = lock(&self.lives);
+        if !lives.is_empty() {
+            return lives.present(&self.me) == Some(self.life);
+        }
+        let heard = *lock(&self.outside);
+        let is_outside = heard.is_some_and(|at| self.env.now().saturating_sub(at) < patience);
+        !is_outside && self.refused().is_none()
+    }
+
+    /// Others have a register, and this voter's log names nobody yet.
+    fn hear_of_others(&self) {
+        *lock(&self.outside) = Some(self.env.now());
     }
 
     /// Another voter says why this one does not count.
@@ -250,6 +274,9 @@ impl Links {
         match call.knows {
             _ if call.rpc == "who" => Ok(None),
             Some(known) if known == self.life => {
+                if lives.is_empty() {
+                    self.hear_of_others();
+                }
                 if lock(&self.refused).take().is_some() {
                     info!(node = %self.me, code = "votes_back", "this node votes on views: it is admitted");
                 }
@@ -260,10 +287,13 @@ impl Links {
                 self.refuse(&why);
                 Err(Error::Stale(why))
             }
-            None if !lives.is_empty() => Err(Error::Invalid(format!(
-                "node {from} has no log, and node {} has one: it waits to be admitted",
-                self.me
-            ))),
+            None if !lives.is_empty() => {
+                let why = format!(
+                    "node {from} has no log, and node {} has one: it waits to be admitted",
+                    self.me
+                );
+                Ok(Some(json!({ "waits": why })))
+            }
             None => match self.refused() {
                 None => Ok(None),
                 Some(why) => Err(Error::Stale(why)),
@@ -639,13 +669,17 @@ impl Link {
             let knows = links.counts(to)?;
             let q = links.question(links.name(to), knows, rpc, body?);
             let answer = links.ask(to, &q, ttl)?;
-            match answer["unknown"].as_str() {
-                None => Ok(answer),
-                Some(why) => {
-                    links.refuse(why);
-                    Err(Error::Stale(why.to_owned()))
-                }
+            if let Some(why) = answer["unknown"].as_str() {
+                links.refuse(why);
+                return Err(Error::Stale(why.to_owned()));
             }
+            if let Some(why) = answer["waits"].as_str() {
+                links.hear_of_others();
+                let waits = Err(Error::Stale(why.to_owned()));
+                links.note(to, &waits);
+                return waits;
+            }
+            Ok(answer)
         });
         let answer = asked
             .await

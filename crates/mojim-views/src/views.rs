@@ -211,6 +211,12 @@ impl RaftViews {
             o.heartbeat,
             o.election.1,
         ));
+        runtime.spawn(stand_where_admitted(
+            raft.clone(),
+            links.clone(),
+            o.heartbeat,
+            o.election.1,
+        ));
         Ok(Arc::new(RaftViews {
             inner: Arc::new(Inner {
                 id,
@@ -444,6 +450,19 @@ async fn meet(links: &Arc<Links>, all: Vec<u64>, patience: Duration) -> BTreeMap
         met.extend(a.await.ok().flatten());
     }
     met
+}
+
+/// Elections of the longest kind after which a voter without a log, which others have told
+/// to wait, begins one with whoever answers: they may be gone.
+const OUTSIDE: u32 = 10;
+
+/// Has this voter ask to lead only while it may. What may have been begun meanwhile does no
+/// harm: it is one term.
+async fn stand_where_admitted(raft: Raft, links: Arc<Links>, heartbeat: Duration, most: Duration) {
+    while raft.metrics().borrow().running_state.is_ok() {
+        raft.runtime_config().elect(links.may_stand(most * OUTSIDE));
+        tokio::time::sleep(heartbeat).await;
+    }
 }
 
 /// Why a voter that leads answers nothing yet.

@@ -753,6 +753,34 @@ fn a_cut_off_leader_gives_no_directory_up() {
     assert!(swap(&d.at(w), "v", &register(3, "back")));
 }
 
+/// A voter that lost its directory is the first to ask to lead, each time, and the greatest of
+/// those of one term: with a log that did not name it yet it heard no answer, and nobody led,
+/// for as long as it ran, since all follow the greatest term.
+#[test]
+fn a_voter_that_is_admitted_anew_lets_others_lead() {
+    let mut d = Daemons::new(&["a", "b", "w"]);
+    let number = crate::types::number;
+    assert!(number("w") > number("a").max(number("b")));
+    d.options.timeout = Duration::from_secs(3);
+    d.options.election = (Duration::from_millis(1500), Duration::from_millis(1600));
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    for round in 1..=3 {
+        d.stop("w");
+        let dir = d.options_of("w").dir;
+        std::fs::rename(&dir, dir.with_extension(format!("old-{round}"))).unwrap();
+        d.options.election = (Duration::from_millis(500), Duration::from_millis(510));
+        let w = d.start("w");
+        await_refused(&w, "--same-name w");
+        // Its terms would become greater than the others' meanwhile.
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(retire(&d.at("b"), "w"), Retired::Now);
+        d.await_admitted(&d.names());
+        assert_eq!(read(&w, "v"), register(round, "x"));
+        assert!(swap(&w, "v", &register(round + 1, "x")));
+    }
+}
+
 /// Gives a voter's directory up, as soon as a voter leads.
 fn retire(at: &RaftViews, voter: &str) -> Retired {
     let begun = Instant::now();
