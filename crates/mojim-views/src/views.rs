@@ -144,6 +144,29 @@ async fn begin(raft: &Raft, members: BTreeMap<u64, Voter>) -> Result<()> {
     }
 }
 
+/// The threads of the register.
+fn runtime() -> Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING)
+        .thread_name("mojim-views")
+        .enable_time()
+        .build()
+        .map_err(|e| Error::io("starting the register's threads", &e))
+}
+
+/// Starts what goes on beside openraft: voters that are replaced, admitted, or wait for that.
+fn watch_voters(runtime: &Runtime, raft: &Raft, links: &Arc<Links>, now: &Now, o: &Options) {
+    let both = || (raft.clone(), links.clone());
+    let (every, election) = (o.heartbeat, o.election.1);
+    let (r, l) = both();
+    runtime.spawn(replace_voters(r, l, every));
+    let (r, l) = both();
+    runtime.spawn(admit_voters(r, l, now.clone(), every, election));
+    let (r, l) = both();
+    runtime.spawn(stand_where_admitted(r, l, every, election));
+}
+
 impl RaftViews {
     /// Starts this node's part, as the node that `env` proves to be: opens its directory,
     /// and takes part in choosing a leader. Does not wait for one. Answers of the other
@@ -183,13 +206,7 @@ impl RaftViews {
             links: links.clone(),
             pause: o.heartbeat,
         };
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(WORKERS)
-            .max_blocking_threads(BLOCKING)
-            .thread_name("mojim-views")
-            .enable_time()
-            .build()
-            .map_err(|e| Error::io("starting the register's threads", &e))?;
+        let runtime = runtime()?;
         let id = number(&o.me);
         let started = async move {
             let raft = Raft::new(id, Arc::new(config), network, store, machine)
@@ -202,21 +219,7 @@ impl RaftViews {
         };
         // Without a bound: this waits for the disk alone.
         let raft = wait(runtime.handle(), None, started)?;
-        let replacing = replace_voters(raft.clone(), links.clone(), o.heartbeat);
-        runtime.spawn(replacing);
-        runtime.spawn(admit_voters(
-            raft.clone(),
-            links.clone(),
-            now.clone(),
-            o.heartbeat,
-            o.election.1,
-        ));
-        runtime.spawn(stand_where_admitted(
-            raft.clone(),
-            links.clone(),
-            o.heartbeat,
-            o.election.1,
-        ));
+        watch_voters(&runtime, &raft, &links, &now, &o);
         Ok(Arc::new(RaftViews {
             inner: Arc::new(Inner {
                 id,
