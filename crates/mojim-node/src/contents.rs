@@ -344,11 +344,13 @@ impl Node {
     pub(super) fn end_old_look(&self, v: &Volume) {
         let now = self.env.now();
         let held = self.of(v);
-        let is_old = |o: &Opened| now - o.last >= LOOKS_AGAIN;
+        // A look that was waited for came later than that.
+        let is_over = |last, time| now.saturating_sub(last) >= time;
+        let is_old = |o: &Opened| is_over(o.last, LOOKS_AGAIN);
         if held.opened().as_ref().is_some_and(is_old) {
             self.end_look(v);
         }
-        held.listed().take_if(|l| now - l.last >= LISTS_AGAIN);
+        held.listed().take_if(|l| is_over(l.last, LISTS_AGAIN));
     }
 
     /// Waits until what is committed is applied, for a while: an answer as of an earlier LSN says
