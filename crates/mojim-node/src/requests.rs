@@ -546,7 +546,7 @@ impl Node {
             attached: None,
             distrusted: m.is_distrusted(),
             error: m.store.check().err().map(|e| e.cause()),
-            known: m.knows().map(Into::into),
+            known: m.knows(sb).map(Into::into),
         }
     }
 

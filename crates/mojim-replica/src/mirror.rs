@@ -236,9 +236,9 @@ impl Mirror {
         }
     }
 
-    /// The same with its epoch, for others than the primary; `None` without a whole copy.
-    pub fn knows(&self) -> Option<Acknowledged> {
-        let sb = self.store.superblock();
+    /// The same with its epoch, for others than the primary; `None` without a whole copy. `sb` is
+    /// the superblock as it was read: the store's own is not asked for while a disk writes it.
+    pub fn knows(&self, sb: &Superblock) -> Option<Acknowledged> {
         let lsn = self.known_acknowledged();
         (sb.state == State::Whole).then(|| Acknowledged {
             volume_id: sb.volume_id,

@@ -187,6 +187,8 @@ pub struct Primary {
     held_at: AtomicU64,
     /// The end of the lease, in nanoseconds of the clock.
     lease: AtomicU64,
+    /// What was committed when the rule was last set, by the rule before.
+    told: Mutex<u64>,
     next: AtomicU64,
     split: Split,
     /// LSNs that the mirror has in its log.
@@ -390,6 +392,7 @@ impl Primary {
             held_at: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             next: AtomicU64::new(tail + 1),
+            told: Mutex::default(),
             split: Split::default(),
             acked: Prefix::new(WINDOW, tail),
             persisted: Prefix::new(WINDOW, tail),
@@ -435,6 +438,7 @@ impl Primary {
         self.epoch.store(epoch, Release);
         self.next.store(tail + 1, Release);
         self.split.begin(self.store.logs());
+        *self.told() = 0;
         self.acked.reset(0);
         self.persisted.reset(tail);
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {

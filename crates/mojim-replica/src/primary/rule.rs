@@ -4,6 +4,8 @@
 //! and the figures that it is applied to are of one instant: the word that holds the rule
 //! counts its changes, and is read before and after the figures.
 
+use std::sync::MutexGuard;
+
 use super::*;
 
 impl Primary {
@@ -14,6 +16,7 @@ impl Primary {
     }
 
     pub(crate) fn set_rule(&self, r: AckRule) {
+        let mut told = self.told();
         // Sequentially consistent: a thread that takes an LSN after this sees the rule;
         // one that reads the last LSN after this sees every LSN taken before.
         let now = self.rule.load(SeqCst);
@@ -21,6 +24,21 @@ impl Primary {
         let beside = now & (HELD | LEASED);
         self.rule
             .store(pack(r) | beside | changes << CHANGES, SeqCst);
+        // Read after the store: no thread is told by the rule before that more is committed.
+        let was = unpack(now).committed(self.persisted.get(), self.acked.get());
+        *told = told.max(was);
+    }
+
+    /// What callers were told is committed, or somewhat more. A change of the rule may lower
+    /// [`Primary::committed`], until the copy that counts from then on has everything.
+    pub fn acknowledged(&self) -> u64 {
+        // Held while the rule is asked: no change comes between.
+        let told = self.told();
+        self.whole(told.max(self.committed()))
+    }
+
+    pub(super) fn told(&self) -> MutexGuard<'_, u64> {
+        self.told.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// The committed LSN.

@@ -63,7 +63,7 @@ impl Cluster {
             self.world.keep(NAMES[n]);
             return Ok(());
         }
-        let known = mir.m.knows().map_or(0, |k| k.lsn);
+        let known = mir.m.knows(&mir.m.store.superblock()).map_or(0, |k| k.lsn);
         if !follows || !self.world.fails(NAMES[n], Takes::Bytes) {
             return Ok(());
         }
@@ -112,7 +112,7 @@ impl Cluster {
         let told = self.followers_near(n).filter_map(|(node, m)| {
             Some(Told {
                 node: node.into(),
-                known: m.knows()?,
+                known: m.knows(&m.store.superblock())?,
             })
         });
         told.collect()

@@ -79,7 +79,11 @@ impl Cluster {
         let stores = others.filter_map(|(i, node)| match &node.role {
             Role::Down => None,
             Role::Primary(p) => Some((i, p.p.store.tail(), p.p.store.superblock(), None)),
-            Role::Mirror(m) => Some((i, m.m.tail(), m.m.store.superblock(), m.m.knows())),
+            Role::Mirror(m) => {
+                let sb = m.m.store.superblock();
+                let knows = m.m.knows(&sb);
+                Some((i, m.m.tail(), sb, knows))
+            }
         });
         let answers = stores.map(|(i, tail, sb, known)| {
             let whole = sb.state == State::Whole;

@@ -235,7 +235,7 @@ impl Volume {
     /// call, so that they can be read by other means than a mapping.
     pub fn settle(&self) -> Result<()> {
         check_fork()?;
-        self.0.settle(self.0.primary.committed_whole())
+        self.0.settle(self.0.primary.acknowledged())
     }
 
     /// The epoch of this attachment.
