@@ -279,7 +279,7 @@ impl Node {
         }
         let mut opened = held.opened();
         if opened.is_none() {
-            if self.in_use(v) {
+            if self.in_use(v) || self.is_healing(v) {
                 drop(opened);
                 return self.see_from_outside(v, want, f);
             }

@@ -51,10 +51,15 @@ impl Node {
                 continue;
             }
             // Twice: a program that ended may be about to be started again.
+            let failed = held.known().unhealed.is_some();
+            if asked || failed {
+                // Not used is a copy that only this node itself looks at: a comparison that waits
+                // for the healing looks again and again.
+                self.end_look(v);
+            }
             let before = seen;
             let found = self.behind(v);
             seen = found.is_some();
-            let failed = held.known().unhealed.is_some();
             let unused = match asked || failed {
                 true => self.leads_unused(v).ok().flatten(),
                 false => None,
@@ -146,6 +151,8 @@ impl Node {
     fn heal(&self, v: &Volume, behind: &str) -> Result<bool> {
         let asked = Arc::new(AtomicBool::new(false));
         self.of(v).known().healing = Some(asked.clone());
+        // From here on no other look begins.
+        self.end_look(v);
         let done = self.heal_until(v, behind, &|| {
             asked.load(Acquire) || self.stopping.load(Acquire)
         });
