@@ -159,8 +159,8 @@ pub struct Session {
     leased: bool,
     /// The mirror of the epoch that the register is asked for, if a new one.
     successor: Option<Peer>,
-    /// The mirror lost what it had acknowledged: no link is made to it before it is out
-    /// of the view.
+    /// The mirror lost what it had acknowledged, or needs a whole copy: no link is made to it
+    /// before it is out of the view.
     leaving: bool,
     /// The register is asked for an epoch for a backup's sake: links of the present epoch
     /// are made meanwhile.

@@ -20,7 +20,7 @@ use mojim_config::Config;
 use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Env, Error, Result};
 use mojim_format::message::{
-    CopyBegin, CopyFile, CopyHave, Hello, Lane, Message, Refuse, Start, Welcome,
+    CopyBegin, CopyFile, CopyHave, Hello, Lane, Message, Refuse, RefuseCode, Start, Welcome,
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
 use mojim_linux::{Listener, Os};
@@ -802,6 +802,73 @@ fn an_admission_in_doubt_ends_going_on_alone() {
     nodes.until("it goes on alone again", |_| {
         turn(&mut s);
         views.mirror().is_none() && p.committed() >= lsn
+    });
+}
+
+/// A record was damaged on its way, the mirror refused it, and got a whole copy: its copy's life
+/// in the register was over. The register could not be reached to name the new one, and the
+/// primary lost its power: no node could go on, though the mirror had lost nothing.
+#[test]
+fn a_member_leaves_the_view_before_its_copy_is_replaced() {
+    leaves_first(PATIENCE, false);
+}
+
+/// The same with a mirror that was away, so that its primary asked to go on alone, in vain.
+#[test]
+fn a_mirror_that_is_given_up_leaves_the_view_before_its_copy_is_replaced() {
+    leaves_first(Duration::from_millis(300), true);
+}
+
+fn leaves_first(limit: Duration, is_given_up: bool) {
+    let mut nodes = Nodes::new(&format!("leaves-{is_given_up}"));
+    nodes.follow();
+    let p = nodes.primary();
+    let views = Arc::new(Voted::default());
+    let calls = Box::new(AtOnce(views.clone()));
+    let client = ViewClient::new(views.clone(), calls, limit);
+    let candidates = Holders::new(vec![nodes.peer()]);
+    let s = nodes.session(&p).with_views(client, candidates);
+    let mut s = s.unwrap();
+    let life = |n: &Nodes| n.mirror.as_ref().unwrap().store.superblock().life;
+    let named = || {
+        let now = views.now.lock().unwrap();
+        now.mirror.as_ref().map(|m| m.incarnation)
+    };
+    nodes.linked(&mut s, &p);
+    create(&p);
+    nodes.until("it is named", |n| {
+        s.step();
+        p.send(0);
+        p.receive(0);
+        s.is_active() && s.is_member() && named() == Some(life(n))
+    });
+    let before = life(&nodes);
+    views.is_cut.store(true, SeqCst);
+    p.suspect(Error::Refused {
+        code: RefuseCode::Protocol,
+        text: "b refused a record".into(),
+    });
+    if is_given_up {
+        s.step();
+        nodes.kill();
+        nodes.until("it is given up", |_| {
+            s.step();
+            !s.is_member()
+        });
+        nodes.follow();
+    }
+    nodes.until("the mirror's leave", |n| {
+        s.step();
+        let error = s.last_error.clone().unwrap_or_default();
+        life(n) != before || error.contains("leaves the view first")
+    });
+    assert_eq!((life(&nodes), named()), (before, Some(before)));
+    views.is_cut.store(false, SeqCst);
+    nodes.until("its new copy is named", |n| {
+        s.step();
+        p.send(0);
+        p.receive(0);
+        life(n) != before && named() == Some(life(n))
     });
 }
 

@@ -49,6 +49,8 @@ struct Copy {
     told: Option<u64>,
     /// What the log told that was damaged last, whether the copy was replaced since or not.
     knew: u64,
+    /// A start read this from its damaged log, and has not opened the copy since.
+    is_unopened: bool,
     /// It was put back as of an earlier time, and has not begun an epoch since.
     earlier: bool,
     /// Its logs alone were, so that its data files may show more than they do.
@@ -75,6 +77,8 @@ pub struct Checker {
     /// The last acknowledged point known to be lost to more failures than the mode
     /// survives: no node goes on with less before an operator says so.
     lost: Option<usize>,
+    /// The node whose damaged log alone told of `lost`.
+    lost_by: Option<usize>,
     /// The nodes of the view.
     pub view: [bool; NODES],
     /// Sync points acknowledged.
@@ -111,6 +115,7 @@ impl Default for Checker {
             left: 0,
             sole: None,
             lost: None,
+            lost_by: None,
             view: std::array::from_fn(|n| n < BACKUP),
             acks: 0,
             excused: 0,
@@ -188,6 +193,7 @@ impl Checker {
             ));
         };
         self.told(n, store, tail)?;
+        self.copies[n].is_unopened = false;
         if let Some(h) = hold.kill
             && !self.points.is_within(h, tail)
             && replaced
@@ -312,6 +318,7 @@ impl Checker {
             return Ok(());
         };
         if self.points[hold].last <= left {
+            self.tells_less(n, told.max(left));
             return Ok(());
         }
         let p = self.points.before(hold, left);
@@ -323,8 +330,23 @@ impl Checker {
         c.failures += 1;
         c.told = Some(told.max(left));
         c.knew = told.max(left);
+        c.is_unopened = true;
         self.damaged += 1;
         self.lower()
+    }
+
+    /// The damaged log of node `n` is read again, and tells of `told`. The start that read it
+    /// before ended before it had opened the copy, so what the log told then was not made durable:
+    /// records that were never acknowledged may be gone with the power.
+    fn tells_less(&mut self, n: usize, told: u64) {
+        let c = &mut self.copies[n];
+        if !c.is_unopened || c.told.is_none_or(|t| t <= told) {
+            return;
+        }
+        (c.told, c.knew) = (Some(told), told);
+        if self.lost_by == Some(n) {
+            self.lost = self.lost.map(|l| self.points.before(l, told));
+        }
     }
 
     /// Node `n` lost its power, and has now what it had at `p`, which is of an earlier time;
@@ -351,7 +373,7 @@ impl Checker {
         let known = self.points.before(before, known);
         let had = self.lost.map_or(0, |l| self.points[l].last);
         if !self.points.is_within(known, self.floor) && self.points[known].last > had {
-            self.lost = Some(known);
+            (self.lost, self.lost_by) = (Some(known), None);
         }
         Ok(())
     }
@@ -520,11 +542,13 @@ impl Checker {
         // A node cannot know that it lacks a point of which its damaged log does not
         // tell: the log's last records look like torn ones.
         let counted = a.pair.into_iter().take(1 + usize::from(a.rule.mirror));
-        let told = counted.filter_map(|n| self.copies[n].told).min();
-        let known = told.map_or(lost, |t| self.points.before(lost, t));
+        let told = counted.filter_map(|n| Some((self.copies[n].told?, n)));
+        let told = told.min();
+        let known = told.map_or(lost, |(t, _)| self.points.before(lost, t));
         let is_known = a.rule == AckRule::MIRROR || told.is_some();
         if is_known && self.points[known].last > last(self.lost) {
             self.lost = Some(known);
+            self.lost_by = told.map(|(_, n)| n);
         }
         self.settle(left);
         Ok(())

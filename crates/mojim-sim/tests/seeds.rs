@@ -83,6 +83,23 @@ fn damaged_logs_excuse_what_the_guarantees_say() {
     }
 }
 
+/// A log was damaged, and only records that were never acknowledged told of what was lost. The start
+/// that read them lost its power before it had opened the copy, and so did they.
+#[test]
+fn what_no_durable_record_tells_may_be_lost_unnoticed() {
+    catch_panics();
+    assert_eq!(run(710333, None, false).failure, None);
+}
+
+/// A mirror that had lost nothing began another life, with a whole copy for a record that was damaged
+/// on its way, while the register, which could not be reached, named the life before. Then the primary
+/// lost its ring.
+#[test]
+fn a_member_that_lost_nothing_may_go_on() {
+    catch_panics();
+    assert_eq!(run(504484, None, false).failure, None);
+}
+
 /// What the checker did not allow of a primary whose disk was put back as of an earlier time, though
 /// the guarantees do. 511181: the link to its mirror was down (`async`), and the mirror, which had
 /// started again, knew of no more. 517228 and 485: the register said that it was alone, and nobody

@@ -39,7 +39,10 @@ impl Session {
         self.weigh_loss(&plan, &ours, &theirs, &w)?;
         match plan {
             Plan::Resend { from } => self.resend(from, tail),
-            Plan::CopyTo => self.copy_out(),
+            Plan::CopyTo => {
+                self.exclude_mirror("is to get a whole copy")?;
+                self.copy_out()
+            }
             Plan::CopyFrom => {
                 self.adopting = true;
                 let wire = self.wire.as_mut().expect("connected");
@@ -156,21 +159,8 @@ impl Session {
 
     /// Sends the mirror the records above `from`; `tail` is the last one as yet.
     fn resend(&mut self, from: u64, tail: u64) -> Result<()> {
-        let p = &self.primary;
-        if self.member && !self.attach && from < p.store.whole(p.acked.get()) {
-            // The mirror has less than it once acknowledged.
-            self.lean_on_own_log()?;
-            self.primary
-                .store
-                .update(|s| s.view.mirror = JOINING.into())?;
-            self.member = false;
-            if self.view_client.is_some() {
-                self.leaving = true;
-                return Err(Error::Protocol(format!(
-                    "node {} has less than it acknowledged: it leaves the view first",
-                    self.peer.name
-                )));
-            }
+        if self.member && from < self.primary.store.whole(self.primary.acked.get()) {
+            self.exclude_mirror("has less than it acknowledged")?;
         }
         // A mirror that joins again may hold records of an older epoch beyond what is
         // common: they must go. Within one epoch, what it has out of order is right.
@@ -180,6 +170,31 @@ impl Session {
             (false, false) => from,
         };
         self.start(from, keep)
+    }
+
+    /// A running primary's mirror lacks something that it acknowledged, or gets another copy in
+    /// place of what it has: it is no member until it holds everything again; durably, so that
+    /// the next attach knows it too. With a register it leaves the view first: this node may
+    /// fail before the register names the new copy, and then no node could go on.
+    fn exclude_mirror(&mut self, why: &str) -> Result<()> {
+        if self.attach {
+            return Ok(());
+        }
+        if self.member {
+            self.lean_on_own_log()?;
+            let store = &self.primary.store;
+            store.update(|s| s.view.mirror = JOINING.into())?;
+            self.member = false;
+        }
+        let leaves = self.view_client.is_some() && self.primary.spec.rule.mirror;
+        if !leaves || self.alone {
+            return Ok(());
+        }
+        self.leaving = true;
+        Err(Error::Protocol(format!(
+            "node {} {why}: it leaves the view first",
+            self.peer.name
+        )))
     }
 
     /// Whether this node lost its ring in a mode that counts on the mirror alone, and no

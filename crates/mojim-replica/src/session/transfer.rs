@@ -8,13 +8,6 @@ impl Session {
         if store.superblock().state == State::Empty {
             store.make_new()?;
         }
-        // Whatever the mirror had, it is no member until it holds everything again;
-        // durably, so that the next attach knows it too.
-        if self.member && !self.attach {
-            self.lean_on_own_log()?;
-            store.update(|s| s.view.mirror = JOINING.into())?;
-            self.member = false;
-        }
         if self.attach {
             // Nothing else touches this copy yet: its whole prefix is kept.
             store.freeze(false);

@@ -201,6 +201,8 @@ impl Cluster {
                 ));
             }
         }
+        // A log is damaged by a failure, too.
+        let mirror = reg.mirror.iter().filter(|_| !given_up);
         let members = reg.primary.iter().chain(mirror);
         self.nobody = Some(members.map(|m| node(&m.node)).collect());
         Ok(true)
