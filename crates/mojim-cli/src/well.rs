@@ -161,6 +161,7 @@ const LOADS: &str = "nothing, if this passes: all of the volume is copied to it"
 const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
+const DECIDE: &str = "decide which copy goes on; the message says how";
 const STRANGERS: &str = "move them elsewhere; what is to be in the volume, bring there under `mojim run` (or a program of libmojim takes it in when it maps it)";
 const RUN: &str =
     "start them again: the next `mojim run` mounts the volume anew, and this line goes";
@@ -553,6 +554,12 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
     if let Some(why) = n["run_failed"].as_str() {
         let what = format!("programs under `mojim run` on node {name} have ended: {why}");
         ills.push(Ill::new(name, "run", what, RUN));
+    }
+    if let Some(why) = n["take_over_error"].as_str()
+        && n["distrusted"] != true
+    {
+        let what = format!("node {name} does not take the place of its primary: {why}");
+        ills.push(Ill::new(name, "behind", what, DECIDE));
     }
     if n["distrusted"] == true {
         ills.push(Ill::new(

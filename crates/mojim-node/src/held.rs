@@ -85,6 +85,8 @@ pub(crate) struct Known {
     pub(crate) unsettled: bool,
     /// Why the last try to bring the mirror up to date failed.
     pub(crate) unhealed: Option<String>,
+    /// Why this node does not take the place of its primary, which is silent.
+    pub(crate) stays: Option<String>,
     /// The copy was closed to be opened again before its links had ended, with the LSN up
     /// to which it could not apply what it had acknowledged.
     pub(crate) unopened: Option<Option<u64>>,

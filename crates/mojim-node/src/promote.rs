@@ -263,10 +263,15 @@ impl Node {
         let done = if force {
             m.force(views)
         } else {
+            let rule = layout::rule(v);
             if mine {
-                check_primary(reg, &m.store, layout::rule(v).local)?;
+                check_primary(reg, &m.store, rule.local)?;
             }
-            m.take_over(views)
+            let told = match rule.mirror {
+                true => self.ask_followers(v, reg, Duration::from_secs(1)),
+                false => Vec::new(),
+            };
+            m.take_over(views, &told)
         };
         if done.is_err() {
             // The register may have agreed all the same, or do so later: the watch asks it.
@@ -347,10 +352,7 @@ impl Node {
         }
         let copy = m.candidate();
         let rule = layout::rule(v);
-        let asked = Asked {
-            force,
-            mirror_only: rule.mirror && !rule.local,
-        };
+        let asked = Asked { force, rule };
         if let Err(why) = judge(&copy, alive.is_some(), &others, asked) {
             return Err(self.not_promoted(v, &m, &copy, alive, why));
         }
@@ -465,10 +467,7 @@ impl Node {
                     o.node, o.epoch, view.epoch
                 ))
             }
-            Refusal::Behind(o, has) => Error::Invalid(format!(
-                "node {} has sync points of volume {volume} up to LSN {has}, or knows of them, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
-                o.node, tail, o.node
-            )),
+            Refusal::Behind(o, lsn) => behind(me, volume, copy, o, lsn),
             Refusal::Promised(promised) => Error::Invalid(format!(
                 "node {me} was about to be brought up to date with a view of volume {volume} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
                 view.epoch
@@ -534,6 +533,26 @@ impl Node {
         }
         Ok(others)
     }
+}
+
+/// The refusal to promote node `me` with its copy, since node `o` has more, or knows of it.
+fn behind(me: &str, volume: &str, copy: &Candidate, o: &Other, lsn: u64) -> Error {
+    let (node, tail) = (&o.node, copy.holding.tail);
+    let then = match o.has {
+        Some(has) if has >= lsn && copy.view.primary == me => {
+            format!("Start the program here, which takes them over, or promote node {node}")
+        }
+        Some(has) if has >= lsn => {
+            format!("`mojim promote --force --name {node}` goes on with them")
+        }
+        has => format!(
+            "It has LSN {} only itself. Go on with the node that has most by `mojim status`, or, if node {node} cannot know this, end its daemon",
+            has.unwrap_or(0)
+        ),
+    };
+    Error::Invalid(format!(
+        "node {node} has sync points of volume {volume} up to LSN {lsn}, or knows of them, this node up to LSN {tail} only. {then}; `mojim promote --force` here gives them up"
+    ))
 }
 
 /// Why node `me`, whose own copy knows `own`, and `primary` as the view's, is not promoted

@@ -667,6 +667,9 @@ impl Node {
                 "seconds": c.time.as_secs_f64(),
             });
         }
+        if let Some(why) = &self.of(v).known().stays {
+            out["take_over_error"] = json!(why);
+        }
         out["committed"] = json!(m.committed());
         out["applied"] = json!(m.store.applied());
         out["level"] = json!(if m.store.level().is_persistent() {

@@ -16,12 +16,14 @@ use super::requests::speaks_otherwise;
 use super::{Node, is_full, wait_for_last};
 use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
+use mojim_protocol::view::Register;
 use mojim_replica::client::Client;
 use mojim_replica::fallback_timer::FallbackTimer;
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Request, Standing};
+use mojim_replica::told::Told;
 use tracing::warn;
 
 /// Between two openings of a copy that has failed.
@@ -80,6 +82,7 @@ impl Node {
                 w.timer.heard();
                 // It is in an epoch that what the register may still do does not outdo.
                 w.doubt = false;
+                self.stays(v, &mut w, None);
             }
             let now = self.env.now();
             if w.doubt && now >= w.look {
@@ -91,6 +94,7 @@ impl Node {
                 w.timer.heard();
                 w.met = true;
                 if !w.unknown {
+                    self.stays(v, &mut w, None);
                     continue;
                 }
             }
@@ -136,7 +140,8 @@ impl Node {
     /// becomes primary, if the register lets it.
     fn take_place(&self, v: &Volume, views: &dyn ViewRegister, m: Arc<Mirror>, w: &mut Watch) {
         let silent = self.env.now() - w.heard;
-        let mut taken = m.try_take_over(views, layout::rule(v).local, !w.unknown);
+        let ask = |reg: &Register| self.ask_followers(v, reg, self.prompt());
+        let mut taken = m.try_take_over(views, layout::rule(v), !w.unknown, ask);
         let lost = w.met && silent >= w.limit && v.fallback == Fallback::Automatic;
         if matches!(taken, Ok(None)) && lost {
             taken = self.try_fall_back(v, views, &m, &mut w.timer, w.limit);
@@ -153,28 +158,68 @@ impl Node {
                     silent.as_millis()
                 );
                 w.unknown = false;
-                w.said.clear();
+                self.stays(v, w, None);
             }
             Ok(None) => {
                 // Not this node's to take; look again after another limit.
                 // A look at what the register may have agreed to is no word of the primary's:
-                // silence still counts.
+                // silence still counts, and so does what keeps this node from its place.
                 if !w.unknown {
                     w.heard = self.env.now();
+                    self.stays(v, w, None);
                 }
                 w.unknown = false;
-                w.said.clear();
             }
             Err(e) => {
                 // The register may have agreed all the same.
                 w.unknown = true;
-                let text = e.to_string();
-                if text != w.said {
-                    warn!(node = %self.me.name, volume = %v.name, "{text}");
-                    w.said = text;
-                }
+                self.stays(v, w, Some(e));
             }
         }
+    }
+
+    /// Takes down why this node does not become primary, if anything keeps it from that.
+    fn stays(&self, v: &Volume, w: &mut Watch, why: Option<Error>) {
+        let text = why.as_ref().map_or(String::new(), Error::to_string);
+        if text == w.said {
+            return;
+        }
+        if !text.is_empty() {
+            warn!(node = %self.me.name, volume = %v.name, "{text}");
+        }
+        // Of the voters `mojim status` says more itself.
+        let refused = matches!(why, Some(Error::Invalid(_)));
+        self.of(v).known().stays = refused.then(|| text.clone());
+        w.said = text;
+    }
+
+    /// What the nodes beside the register's primary, which is silent, know to have been
+    /// acknowledged, as far as they answer within `patience`. All are asked at once.
+    pub(super) fn ask_followers(
+        &self,
+        v: &Volume,
+        reg: &Register,
+        patience: Duration,
+    ) -> Vec<Told> {
+        let silent = reg.primary.as_ref().map_or("", |p| &p.node);
+        let nodes = v.data_nodes().into_iter();
+        let others = nodes.filter(|n| *n != self.me.name && *n != silent);
+        let ask = |n: &str| {
+            let volume = v.name.clone();
+            let mut c = self.reach(n, patience)?;
+            let said: Standing = c.ask_for(&Request::Standing { volume }).ok()?;
+            Told::of(n, &said)
+        };
+        std::thread::scope(|s| {
+            let asked = others.filter_map(|n| {
+                let thread = std::thread::Builder::new().name("mojim-ask".into());
+                // Without a thread for it, a node counts as one that does not answer.
+                thread.spawn_scoped(s, move || ask(n)).ok()
+            });
+            let asked: Vec<_> = asked.collect();
+            let told = asked.into_iter().filter_map(|t| t.join().ok().flatten());
+            told.collect()
+        })
     }
 
     /// Whether this copy follows, and the last try to open it failed for a reason that
@@ -195,10 +240,9 @@ impl Node {
         let Some(other) = self.config.nodes.get(&primary) else {
             return false;
         };
-        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
         let mut c = match client.take() {
             Some((who, c)) if who == primary => c,
-            _ => match self.client(&Address::Tcp(other.address), patience) {
+            _ => match self.client(&Address::Tcp(other.address), self.prompt()) {
                 Ok(c) => c,
                 Err(_) => return false,
             },
@@ -263,16 +307,20 @@ impl Node {
         Client::connect(&self.env, to, &self.config.cluster, patience)
     }
 
-    /// A connection to a node that is to answer within two heartbeats.
-    fn prompt(&self, node: &str) -> Option<Client> {
+    /// How soon a node answers that is there: within two heartbeats.
+    fn prompt(&self) -> Duration {
+        (self.config.heartbeat * 2).max(Duration::from_millis(100))
+    }
+
+    /// A connection to a node that is to answer within `patience`.
+    fn reach(&self, node: &str, patience: Duration) -> Option<Client> {
         let address = Address::Tcp(self.config.nodes.get(node)?.address);
-        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
         self.client(&address, patience).ok()
     }
 
     /// Whether a node's daemon answers now.
     fn answers(&self, node: &str) -> bool {
-        let client = self.prompt(node);
+        let client = self.reach(node, self.prompt());
         client.is_some_and(|mut c| c.ask(&Request::Pulse).is_ok())
     }
 
@@ -282,7 +330,7 @@ impl Node {
     fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
         let volume = v.name.clone();
         let q = Request::Standing { volume };
-        let ask = || match self.prompt(node)?.ask_for::<Standing>(&q) {
+        let ask = || match self.reach(node, self.prompt())?.ask_for::<Standing>(&q) {
             Err(e) if !speaks_otherwise(&e) => None,
             theirs => Some(theirs),
         };

@@ -16,8 +16,8 @@ pub mod view;
 pub use history::History;
 pub use lane::{Arrival, LaneIn};
 pub use pairing::{
-    Acknowledged, FAR, Holding, Known, LAST_EPOCH, LEAP, Lacks, Loss, Plan, has_lost, is_near,
-    is_rival, loss, reconcile,
+    Acknowledged, FAR, Holding, Known, LAST_EPOCH, LEAP, Lacks, Loss, Plan, WORD, has_lost,
+    is_near, is_rival, loss, reconcile,
 };
 pub use prefix::Prefix;
 pub use rule::{AckRule, Patience, Verdict};

@@ -92,6 +92,11 @@ pub const LEAP: u64 = 1 << 20;
 /// any more.
 pub const FAR: u64 = 1 << 40;
 
+/// How far above the epochs that a node knows it believes in one by another node's word alone: a
+/// thousand promotions that it has not seen. What follows on such an epoch must still be near
+/// ([`is_near`]) to nodes that were away.
+pub const WORD: u64 = LEAP << 10;
+
 /// The last epoch that is begun or promised. There are [`FAR`] numbers behind it, so that no
 /// sum overflows.
 pub const LAST_EPOCH: u64 = u64::MAX / 4;
@@ -143,6 +148,14 @@ pub struct Acknowledged {
 }
 
 impl Acknowledged {
+    /// Whether another node's word for this can be true. `begun`: the greatest epoch that is
+    /// known here; `agreed`: that of the register, if it was ever written. None above that was
+    /// begun.
+    pub fn is_credible(&self, begun: u64, agreed: Option<u64>) -> bool {
+        let most = agreed.map_or(begun.saturating_add(WORD), |agreed| agreed.max(begun));
+        self.epoch.is_none_or(|epoch| epoch <= most)
+    }
+
     /// Whether both nodes would have less than this if `kept` is the copy that both will have.
     /// If that copy has ended an epoch, what was acknowledged beyond that end was given up
     /// when its next epoch began. A copy that has not come to the epoch has given up nothing.

@@ -6,6 +6,7 @@
 //! whole copy.
 
 use crate::pairing::{Acknowledged, Holding, LEAP};
+use crate::rule::AckRule;
 use mojim_format::{State, View};
 
 /// The copy whose node is to become primary.
@@ -61,8 +62,8 @@ pub enum Refusal<'a> {
 pub struct Asked {
     /// What only other nodes have is given up.
     pub force: bool,
-    /// The mode counts on the mirror alone.
-    pub mirror_only: bool,
+    /// What a sync point of the mode waits for.
+    pub rule: AckRule,
 }
 
 /// The node whose view is later than the copy's `view`, or its rival; of several, the one
@@ -78,14 +79,18 @@ pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     others.iter().filter(is).max_by_key(|o| o.epoch)
 }
 
-/// The node that has most beyond the copy `c`, which led its view: what only the mirror has may
-/// have been acknowledged, if the mode counts on the mirror alone; and what any node knows to
-/// have been acknowledged was, in every mode.
-fn ahead<'a>(c: &Candidate, others: &'a [Other], asked: Asked) -> Option<(&'a Other, u64)> {
-    let counts = |o: &Other| asked.mirror_only && o.epoch == c.view.epoch;
+/// The node that has most beyond the copy `c`, a member's. What any node knows to have been
+/// acknowledged was: the node that led the view had it in every mode, the mirror in those that
+/// count on it. Beside that, what only the mirror has may have been acknowledged, if the mode
+/// counts on the mirror alone.
+fn ahead<'a>(c: &Candidate, others: &'a [Other], rule: AckRule) -> Option<(&'a Other, u64)> {
+    let led = c.view.primary == c.node;
+    let mirrors = rule.mirror && c.standing.mirror == c.node;
+    let counts = |o: &Other| led && rule.mirror && !rule.local && o.epoch == c.view.epoch;
     let all = others.iter().flat_map(|o| {
         let has = o.has.filter(|has| counts(o) && *has > c.holding.tail);
-        let known = o.known.filter(|k| k.is_missing_from(&c.holding));
+        let known = o.known.filter(|_| led || mirrors);
+        let known = known.filter(|k| k.is_missing_from(&c.holding));
         [has, known.map(|k| k.lsn)].map(|lsn| lsn.map(|lsn| (o, lsn)))
     });
     all.flatten().max_by_key(|(_, lsn)| *lsn)
@@ -106,9 +111,7 @@ pub fn judge<'a>(
         if let Some(o) = contested(&c.view, others) {
             return Err(Refusal::Contested(o));
         }
-        if c.view.primary == c.node
-            && let Some((o, lsn)) = ahead(c, others, asked)
-        {
+        if let Some((o, lsn)) = ahead(c, others, asked.rule) {
             return Err(Refusal::Behind(o, lsn));
         }
         // The node of that view went on without this copy.
@@ -137,7 +140,7 @@ mod tests {
 
     const PLAIN: Asked = Asked {
         force: false,
-        mirror_only: true,
+        rule: AckRule::MIRROR,
     };
     const FORCE: Asked = Asked {
         force: true,
@@ -323,7 +326,7 @@ mod tests {
         let found = judge(&copy("a", &v), false, &others, PLAIN);
         assert_eq!(found, Err(Refusal::Behind(&b, 11)));
         let local = Asked {
-            mirror_only: false,
+            rule: AckRule::BOTH,
             ..PLAIN
         };
         for (node, asked) in [("a", local), ("b", PLAIN), ("a", FORCE)] {
@@ -340,7 +343,7 @@ mod tests {
     fn what_another_node_knows_to_be_acknowledged_counts_in_every_mode() {
         let v = view(3, "a", "b");
         let local = Asked {
-            mirror_only: false,
+            rule: AckRule::BOTH,
             ..PLAIN
         };
         let knows = |lsn, epoch| {
@@ -359,13 +362,39 @@ mod tests {
         assert_eq!(found, Err(Refusal::Behind(&b[0], 11)));
         let forced = judge(&copy("a", &v), false, &b, FORCE);
         assert_eq!(forced, Ok(()));
-        // what the copy has; what an epoch ended; what a mirror never had
+        // what the copy has; what an epoch ended
         let mut ended = copy("a", &v);
         let entry = |epoch, first_lsn| EpochStart { epoch, first_lsn };
         ended.holding.history = History::from_entries(&[entry(1, 1), entry(3, 11)]).unwrap();
         assert_eq!(judge(&copy("a", &v), false, &[knows(10, 1)], local), Ok(()));
         assert_eq!(judge(&ended, false, &b, local), Ok(()));
-        assert_eq!(judge(&copy("b", &v), false, &b, local), Ok(()));
+    }
+
+    /// A mirror whose log was put back as of an earlier time was promoted, although a backup
+    /// answered that more had been acknowledged.
+    #[test]
+    fn what_a_backup_knows_to_be_acknowledged_counts_for_the_mirror() {
+        let v = view(3, "a", "b");
+        let known = Acknowledged {
+            volume_id: 1,
+            lsn: 11,
+            epoch: Some(1),
+        };
+        let c = [Other {
+            known: Some(known),
+            ..other("c", 3, false, Some(12))
+        }];
+        let asked = |rule| Asked { rule, ..PLAIN };
+        for rule in [AckRule::MIRROR, AckRule::BOTH] {
+            let found = judge(&copy("b", &v), false, &c, asked(rule));
+            assert_eq!(found, Err(Refusal::Behind(&c[0], 11)));
+        }
+        // No sync point waits for an asynchronous mirror.
+        let lags = judge(&copy("b", &v), false, &c, asked(AckRule::LOCAL));
+        assert_eq!(lags, Ok(()));
+        assert_eq!(judge(&copy("b", &v), false, &c, FORCE), Ok(()));
+        let backup = judge(&copy("d", &v), false, &c, PLAIN);
+        assert_eq!(backup, Err(Refusal::NotMember));
     }
 
     #[test]

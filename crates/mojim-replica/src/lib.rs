@@ -22,4 +22,5 @@ pub mod request;
 pub mod session;
 mod spill_out;
 pub mod spinner;
+pub mod told;
 pub mod view_client;

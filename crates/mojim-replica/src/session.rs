@@ -30,8 +30,7 @@ use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, St
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{
-    AckRule, Acknowledged, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, is_near, loss,
-    reconcile,
+    AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, is_near, loss, reconcile,
 };
 
 use crate::handshake::{Opening, theirs, too_large};
@@ -40,6 +39,7 @@ use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx};
 use crate::mirror::promote::used_up;
 use crate::primary::Primary;
 use crate::spill_out::{SpillFile, SpillOut};
+use crate::told::Told;
 use crate::view_client::{Change, Outcome, ViewClient};
 use mojim_copy::copy_in::CopyIn;
 use mojim_copy::copy_out::CopyOut;
@@ -63,15 +63,6 @@ const MOST_EPOCHS: usize = 64;
 pub const FLAG_MEMBER: u16 = 1;
 
 pub use mojim_store::store::JOINING;
-
-/// What another node said before the attach.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
-    /// Its name.
-    pub node: String,
-    /// What it knows to have been acknowledged.
-    pub known: Acknowledged,
-}
 
 enum Phase {
     /// Not connected; try at this time.

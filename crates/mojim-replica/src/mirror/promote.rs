@@ -4,6 +4,8 @@
 //! is asked.
 
 use super::*;
+use crate::told::Told;
+use mojim_protocol::AckRule;
 use mojim_protocol::promotion::Candidate;
 
 /// Why nobody begins `epoch`, which follows on what this node knows.
@@ -41,13 +43,14 @@ pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
 
 impl Mirror {
     /// Becomes primary if the register agrees. `suspect`: the primary is silent;
-    /// otherwise only what the register has agreed to is completed. `None`: this node may
-    /// not take over.
+    /// otherwise only what the register has agreed to is completed. `ask` asks the other nodes
+    /// what they know, if this node may take over by the register. `None`: it may not.
     pub fn try_take_over(
         &self,
         views: &dyn ViewRegister,
-        local: bool,
+        rule: AckRule,
         suspect: bool,
+        ask: impl FnOnce(&Register) -> Vec<Told>,
     ) -> Result<Option<(u64, u64)>> {
         // Links are served until the register has answered.
         let reg = views.read(&self.store.spec().volume)?;
@@ -56,7 +59,7 @@ impl Mirror {
             return Ok(None);
         }
         if mine {
-            check_primary(&reg, &self.store, local)?;
+            check_primary(&reg, &self.store, rule.local)?;
         } else if self.is_distrusted() {
             let (why, force) = match self.store.has_part() {
                 true => ("since its log is damaged", " --force"),
@@ -66,7 +69,12 @@ impl Mirror {
                 "its primary is silent, and the copy here is to be made anew, {why}: it does not take over by itself (`mojim promote{force}` takes it as it is)"
             )));
         }
-        match self.take_over_from(reg, views)? {
+        // Without the mirror in the rule a sync point waits for no other node.
+        let told = match rule.mirror {
+            true => ask(&reg),
+            false => Vec::new(),
+        };
+        match self.take_over_from(reg, views, &told)? {
             None => Err(Error::Protocol("the view changed meanwhile".into())),
             taken => Ok(taken),
         }
@@ -148,17 +156,19 @@ impl Mirror {
     /// The primary is gone, as far as this node can tell: makes this node the primary, if
     /// the register agrees. `None` if not: it goes on following, but has promised the
     /// epoch, so that its primary has to begin another one.
-    pub fn take_over(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
+    pub fn take_over(&self, views: &dyn ViewRegister, told: &[Told]) -> Result<Option<(u64, u64)>> {
         // Links are served until the register has answered.
         let reg = views.read(&self.store.spec().volume)?;
-        self.take_over_from(reg, views)
+        self.take_over_from(reg, views, told)
     }
 
-    /// As [`Mirror::take_over`], with the register that was just read.
+    /// As [`Mirror::take_over`], with the register that was just read. `told`: what other nodes
+    /// know to have been acknowledged, in a mode whose sync points wait for the mirror.
     pub fn take_over_from(
         &self,
         mut reg: Register,
         views: &dyn ViewRegister,
+        told: &[Told],
     ) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.store.check()?;
@@ -196,6 +206,9 @@ impl Mirror {
                 self.tail()
             )));
         }
+        if !given_up {
+            self.check_told(told, reg.epoch)?;
+        }
         check_left(&self.store, epoch)?;
         // The fence, durably, before anything is asked for.
         if !broken.no_fence.is_on() {
@@ -213,6 +226,21 @@ impl Mirror {
             }
         }
         self.become_primary(epoch).map(Some)
+    }
+
+    /// Fails if another node knows of acknowledged sync points that this copy lacks.
+    fn check_told(&self, told: &[Told], agreed: u64) -> Result<()> {
+        let kept = self.store.holding(self.tail());
+        let Some(t) = Told::most(told, &kept, Some(agreed)) else {
+            return Ok(());
+        };
+        let (volume, node) = (&self.store.spec().volume, &t.node);
+        Err(Error::Invalid(format!(
+            "node {node} knows that sync points of volume {volume} up to LSN {} were acknowledged, and the copy here ends at LSN {}: it is of an earlier time, or its disk lost what it had made durable. This node does not become primary by itself. {}",
+            t.known.lsn,
+            kept.tail,
+            t.way_out(volume, &self.me)
+        )))
     }
 
     /// Ends following and makes this node the primary of a view of its own:

@@ -17,21 +17,27 @@ impl Session {
     /// Whether another node knows of acknowledged sync points that this node's copy lacks.
     pub fn was_told_of_more(&self) -> bool {
         let store = &self.primary.store;
-        let ours = store.holding(store.tail());
-        self.told.iter().any(|t| t.known.is_missing_from(&ours))
+        Told::most(&self.told, &store.holding(store.tail()), self.agreed()).is_some()
+    }
+
+    /// The register's epoch, if it was ever written.
+    fn agreed(&self) -> Option<u64> {
+        let register = &self.view_client.as_ref()?.register;
+        (register.version > 0).then_some(register.epoch)
     }
 
     /// Fails if another node that answers knows of acknowledged sync points which `kept`, the
     /// copy that the attach goes on with, lacks.
     pub(super) fn ask_told(&mut self, kept: &Holding) -> Result<()> {
-        let lacking = self.told.iter().filter(|t| t.known.is_missing_from(kept));
-        let Some(t) = lacking.max_by_key(|t| t.known.lsn) else {
+        let Some(t) = Told::most(&self.told, kept, self.agreed()) else {
             return Ok(());
         };
         let (volume, node, lsn) = (&self.primary.store.spec().volume, &t.node, t.known.lsn);
         let e = Error::Invalid(format!(
-            "node {node} knows that sync points of volume {volume} up to LSN {lsn} were acknowledged; the attach would go on with LSN {}. The copy of node {} is of an earlier time, or its disk lost what it had made durable. Go on with that of node {node}: `mojim promote --force --volume {volume} --name {node}`, and start the program there; `mojim promote --force --volume {volume} --name {}` gives the others up",
-            kept.tail, self.me, self.me
+            "node {node} knows that sync points of volume {volume} up to LSN {lsn} were acknowledged; the attach would go on with LSN {}. The copy of node {} is of an earlier time, or its disk lost what it had made durable. {}",
+            kept.tail,
+            self.me,
+            t.way_out(volume, &self.me)
         ));
         self.loss = Some(Loss::Known(lsn));
         self.fatal = Some(e.clone());

@@ -15,7 +15,7 @@ use super::state::{Checked, Cluster, Kept};
 use crate::failures::Takes;
 use crate::rot;
 use mojim_replica::mirror::Mirror;
-use mojim_replica::session::Told;
+use mojim_replica::told::Told;
 
 impl Cluster {
     /// Now and then a disk is kept, or put back.
@@ -113,6 +113,7 @@ impl Cluster {
             Some(Told {
                 node: node.into(),
                 known: m.knows(&m.store.superblock())?,
+                has: m.tail(),
             })
         });
         told.collect()

@@ -140,10 +140,9 @@ impl Cluster {
         };
         let m = mir.m.clone();
         let view = m.store.standing();
-        let rule = self.setup.rule();
         let asked = Asked {
             force: false,
-            mirror_only: rule.mirror && !rule.local,
+            rule: self.setup.rule(),
         };
         let others = self.others_than([old, n]);
         if let Err(why) = judge(&m.candidate(), false, &others, asked) {

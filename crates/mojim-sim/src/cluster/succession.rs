@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use mojim_protocol::view::Register;
 use mojim_replica::fallback_timer::FallbackTimer;
 use mojim_replica::mirror::Mirror;
 use mojim_store::store::Store;
@@ -21,8 +22,8 @@ impl Cluster {
             return Ok(());
         };
         let m = mir.m.clone();
-        let local = self.setup.rule().local;
-        let taken = m.try_take_over(&*self.views(n), local, true);
+        let ask = |_: &Register| self.told(n);
+        let taken = m.try_take_over(&*self.views(n), self.setup.rule(), true, ask);
         self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
         self.rise(n, m, taken)
     }

@@ -24,7 +24,8 @@ use mojim_replica::layout;
 use mojim_replica::primary::Primary;
 use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
 use mojim_replica::request::{Request, Standing};
-use mojim_replica::session::{Session, Told};
+use mojim_replica::session::Session;
+use mojim_replica::told::Told;
 use mojim_replica::view_client::ViewClient;
 use mojim_store::store::{Store, read_superblock};
 
@@ -33,9 +34,6 @@ const GIVES_WAY: Duration = Duration::from_secs(30);
 
 /// How long another node may take to say which view it knows.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// No copy of a volume is so many epochs behind another.
-const FAR: u64 = 1 << 40;
 
 /// Which volume is attached, on which node, over which environment.
 pub(super) struct Place {
@@ -185,7 +183,7 @@ impl Place {
         if by_hand {
             self.check_views(&answers, &peer.name, &view)?;
         }
-        let told = told(&answers, &view);
+        let told = answers.iter().filter_map(|(n, s)| Told::of(n, s)).collect();
         let mut s = Session::attach(primary.clone(), &node.name, peer).with_told(told);
         if volume.failover == Failover::Automatic {
             s = self.with_register(s, primary, holders).map_err(explained)?;
@@ -285,20 +283,6 @@ impl Place {
             Fallback::Manual => s,
         })
     }
-}
-
-/// What other nodes know to have been acknowledged. `view` is what this node's copy knows.
-fn told(answers: &[(&str, Standing)], view: &View) -> Vec<Told> {
-    let told = answers.iter().filter_map(|(node, standing)| {
-        let known = standing.known?;
-        // Another node's numbers may be absurd.
-        let is_sane = known.epoch <= standing.epoch && known.epoch < view.epoch + FAR;
-        is_sane.then(|| Told {
-            node: (*node).to_owned(),
-            known: known.into(),
-        })
-    });
-    told.collect()
 }
 
 /// Steps the session and the attach policy until the primary has begun its epoch.
