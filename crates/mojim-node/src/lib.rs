@@ -48,7 +48,7 @@ use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Context, Env, Error, Proof, Result};
 use mojim_linux::rings;
 use mojim_linux::{Door, Listener, Os, Refusals, guard_sigbus, trust};
-use mojim_protocol::is_near;
+use mojim_protocol::may_promise;
 use mojim_protocol::view::{Member, Register};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
@@ -798,8 +798,8 @@ impl Node {
                 });
             }
         };
-        let begun = reg.epoch.max(promised);
-        if !is_near(h.epoch, begun) {
+        let begun = reg.epoch.max(view.epoch);
+        if !may_promise(h.epoch, begun, promised) {
             return Err(self.stranger(format!(
                 "epoch {} was asked for; nobody can have come as far from epoch {begun}",
                 h.epoch

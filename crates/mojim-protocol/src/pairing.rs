@@ -102,9 +102,21 @@ pub const WORD: u64 = LEAP << 10;
 pub const LAST_EPOCH: u64 = u64::MAX / 4;
 
 /// Whether `epoch`, which another node names, can be one that was begun or is about to be:
-/// for a node to which `known` is the greatest one.
-pub fn is_near(epoch: u64, known: u64) -> bool {
-    epoch <= known.saturating_add(FAR).min(LAST_EPOCH)
+/// for a node to which `begun` is the greatest one that was begun; 0: it knows none, and meets a
+/// volume of any age.
+pub fn is_near(epoch: u64, begun: u64) -> bool {
+    let begun = match begun {
+        0 => FAR << 10,
+        begun => begun,
+    };
+    epoch <= begun.saturating_add(FAR).min(LAST_EPOCH)
+}
+
+/// Whether a node promises `epoch`, or follows on another node's promise of it. What was promised
+/// and never begun carries nobody further: else promises of promises would use the numbers up. But
+/// whoever is to follow on a promise, by an attach or a promotion by hand, needs the next ones.
+pub fn may_promise(epoch: u64, begun: u64, promised: u64) -> bool {
+    is_near(epoch, begun) || epoch <= promised.saturating_add(2 * LEAP).min(LAST_EPOCH)
 }
 
 /// Whether `other`, which `kept` would replace, is its rival: both were promoted by hand,
@@ -252,6 +264,27 @@ pub fn has_lost(plan: &Plan, known: u64) -> bool {
 mod tests {
     use super::*;
     use mojim_format::EpochStart;
+
+    /// The bound was relative to what was promised: each question for FAR more was granted, and
+    /// the numbers were used up after some millions of them.
+    #[test]
+    fn promises_of_promises_carry_nobody_far() {
+        let begun = 7;
+        assert!(may_promise(begun + FAR, begun, 9) && !may_promise(begun + FAR + 1, begun, 9));
+        let far = begun + FAR;
+        assert!(!may_promise(far + FAR, begun, far));
+        // Who attaches, or is promoted by hand, after that.
+        for next in [far, far + 1, far + LEAP + 9] {
+            assert!(may_promise(next, begun, far), "{next}");
+        }
+        // Whoever was away for many promotions, or comes new.
+        assert!(may_promise(begun + 100_000 * LEAP, begun, begun));
+        assert!(may_promise(far + LEAP, 0, 0) && !may_promise(LAST_EPOCH, 0, 0));
+        for epoch in [LAST_EPOCH + 1, u64::MAX] {
+            assert!(!may_promise(epoch, LAST_EPOCH, LAST_EPOCH));
+            assert!(!may_promise(epoch, u64::MAX, u64::MAX));
+        }
+    }
 
     fn copy(id: u64, state: State, tail: u64, e: &[(u64, u64)]) -> Holding {
         let v: Vec<_> = e

@@ -31,7 +31,7 @@ use mojim_format::message::{
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;
 use mojim_protocol::{
-    Acknowledged, Arrival, History, Holding, LAST_EPOCH, LEAP, LaneIn, Prefix, is_near,
+    Acknowledged, Arrival, History, Holding, LAST_EPOCH, LEAP, LaneIn, Prefix, may_promise,
 };
 
 use crate::backup_progress::{BackupProgress, Source, Term};
@@ -375,7 +375,8 @@ impl Mirror {
         self.check_lanes(h, &sb)?;
         check_view(h, &sb)?;
         self.check_rival(h, &sb)?;
-        check_epoch(h, &sb, self.agreed.load(Acquire))?;
+        let begun = self.store.history().last_epoch().max(sb.view.epoch);
+        check_epoch(h, &sb, begun.max(self.agreed.load(Acquire)))?;
         if let Err(e) = self.store.check() {
             return Err(Refusal::new(RefuseCode::Poisoned, e.cause()));
         }
@@ -653,18 +654,14 @@ fn check_view(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
 }
 
 /// Refuses an epoch that may not be promised: any more, or because nobody can have come as
-/// far as that. `agreed`: the greatest epoch that the register was seen to have.
-fn check_epoch(h: &Hello, sb: &Superblock, agreed: u64) -> Result<(), Refusal> {
+/// far as that. `begun`: the greatest epoch that is known here to have been begun.
+fn check_epoch(h: &Hello, sb: &Superblock, begun: u64) -> Result<(), Refusal> {
     // No two nodes begin the same epoch, so an equal epoch is of the same primary. A
     // greater one may also come from a primary that goes on while this node's memory of
     // it is gone.
     let fresh = h.epoch >= sb.promised;
-    // A copy that has promised nothing knows nothing.
-    let known = match sb.promised {
-        0 => LAST_EPOCH,
-        promised => promised.max(agreed),
-    };
-    let likely = is_near(h.epoch, known) && is_near(h.view, known);
+    let may = |epoch| may_promise(epoch, begun, sb.promised);
+    let likely = may(h.epoch) && may(h.view);
     if fresh && h.epoch != 0 && likely {
         return Ok(());
     }
@@ -673,7 +670,7 @@ fn check_epoch(h: &Hello, sb: &Superblock, agreed: u64) -> Result<(), Refusal> {
         return Err(Refusal::new(
             RefuseCode::Stranger,
             format!(
-                "epoch {} was asked for, in view {}; nobody can have come as far from epoch {known}, which is known here",
+                "epoch {} was asked for, in view {}; nobody can have come as far from epoch {begun}, which is known here",
                 h.epoch, h.view
             ),
         ));

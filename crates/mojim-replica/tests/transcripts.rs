@@ -25,7 +25,7 @@ use mojim_format::message::{
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
 use mojim_linux::{Listener, Os};
 use mojim_protocol::view::Register;
-use mojim_protocol::{AckRule, FAR, Lacks, Loss};
+use mojim_protocol::{AckRule, FAR, LEAP, Lacks, Loss};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::holders::{Holders, Peer};
@@ -663,6 +663,76 @@ fn an_epoch_that_nobody_can_have_begun_is_not_promised() {
         .hello(&hello(view, next))
         .map_err(|no| no.text)
         .unwrap();
+}
+
+/// The bound was relative to what the mirror had promised, which the same stranger had just
+/// raised: some Hellos one after another went as far as one that was refused.
+#[test]
+fn a_promise_carries_nobody_far() {
+    let (nodes, p, _s) = under_way("climbs");
+    let mirror = nodes.mirror.clone().unwrap();
+    let before = mirror.store.superblock();
+    let hello = |epoch| Hello {
+        cluster: "c".into(),
+        volume: "v".into(),
+        from: "a".into(),
+        to: "b".into(),
+        volume_id: before.volume_id,
+        view: before.view.epoch,
+        epoch,
+        attach: true,
+        backup: false,
+        lanes: 1,
+        tail: p.last(),
+        history: p.store.history().entries().to_vec(),
+    };
+    let says = |epoch| {
+        mirror
+            .hello(&hello(epoch))
+            .map(|_| ())
+            .map_err(|no| no.text)
+    };
+    let begun = before.view.epoch;
+    // A thousand promotions that it has not seen.
+    says(begun + 1000 * LEAP).unwrap();
+    says(begun + FAR).unwrap();
+    for _ in 0..2 {
+        let why = says(mirror.store.superblock().promised + FAR).unwrap_err();
+        assert!(why.contains("nobody can have come as far"), "{why}");
+    }
+    assert_eq!(mirror.store.superblock().promised, begun + FAR);
+    // Whoever attaches after that, also on a promotion by hand, is followed.
+    says(begun + FAR + 1).unwrap();
+    says(begun + FAR + LEAP + 3).unwrap();
+}
+
+/// A mirror whose epochs were absurd was answered with a later one than there is: by wrong words,
+/// or by an overflow.
+#[test]
+fn a_mirror_with_an_epoch_that_nobody_can_have_begun_is_not_followed() {
+    for far in [FAR << 2, u64::MAX / 2, u64::MAX] {
+        let (mut nodes, p, s) = under_way("absurd");
+        drop(s);
+        p.persist_wait(0).unwrap();
+        p.store.release_lock();
+        drop(p);
+        nodes.kill();
+        let b = nodes.store("b");
+        let view = b.superblock().view;
+        b.begin_epoch(far, b.tail() + 1, view).unwrap();
+        b.release_lock();
+        drop(b);
+        nodes.follow();
+        let p = nodes.primary();
+        let mut s = nodes.session(&p);
+        nodes.until("the refusal", |_| {
+            s.step();
+            s.fatal().is_some()
+        });
+        let why = s.fatal().unwrap().to_string();
+        assert!(why.contains("A node that promised too much"), "{why}");
+        assert!(p.store.superblock().promised < FAR, "{why}");
+    }
 }
 
 /// The way out of docs/operations.md: a mirror that promised an epoch which nobody can have

@@ -187,9 +187,11 @@ impl Store {
         Ok(())
     }
 
-    /// The first epoch above `above` that this node may begin.
+    /// The first epoch above `above` that this node may begin. At the end of the numbers it is
+    /// not above: none of these is begun any more.
     pub fn next_epoch(&self, above: u64) -> u64 {
-        let (e, n) = (above + 1, self.spec.holders);
+        let n = self.spec.holders;
+        let e = above.min(u64::MAX - 2 * n) + 1;
         e + (self.spec.rank + n - e % n) % n
     }
 

@@ -6,10 +6,10 @@
 
 use super::*;
 
-/// Why what a node says that it has promised is not believed.
+/// Why what a node says that it has promised or begun is not believed.
 fn far(node: &str, volume: &str, epoch: u64) -> Error {
     Error::Invalid(format!(
-        "node {node} has promised epoch {epoch} of volume {volume}: nobody can have begun one as late, so it was told so by a node that had no right to. It follows nobody any more. docs/operations.md (\"A node that promised too much\") says how to give its copy up for another"
+        "node {node} has promised or begun epoch {epoch} of volume {volume}: nobody can have come as far, so it was told so by a node that had no right to. It follows nobody any more. docs/operations.md (\"A node that promised too much\") says how to give its copy up for another"
     ))
 }
 
@@ -76,6 +76,9 @@ impl Session {
 
     /// An attach begins a later epoch than any that the mirror knows, `theirs` at most.
     fn check_known_epoch(&mut self, theirs: u64) -> Result<()> {
+        if !self.is_near(theirs) {
+            return Err(self.far(theirs));
+        }
         // A node that comes back empty knows no epoch, and its copy may come from a
         // mirror that has promised none above this one's.
         if self.attach && theirs >= self.epoch {
@@ -231,13 +234,7 @@ impl Session {
     pub(super) fn refused(&mut self, r: Refuse) -> Result<()> {
         let text = format!("node {}: {}", self.peer.name, r.text);
         match r.code {
-            RefuseCode::StaleEpoch if !self.is_near(r.epoch) => {
-                let e = far(&self.peer.name, &self.primary.store.spec().volume, r.epoch);
-                if self.attach {
-                    self.fatal = Some(e.clone());
-                }
-                Err(e)
-            }
+            RefuseCode::StaleEpoch if !self.is_near(r.epoch) => Err(self.far(r.epoch)),
             RefuseCode::StaleEpoch if self.attach => {
                 self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
                 Err(Error::Protocol(text))
@@ -257,13 +254,24 @@ impl Session {
         }
     }
 
-    /// Whether the peer can have promised this epoch.
-    fn is_near(&self, epoch: u64) -> bool {
-        let mut known = self.epoch.max(self.primary.store.superblock().promised);
-        if let Some(view_client) = &self.view_client {
-            known = known.max(view_client.register.epoch);
+    /// The peer names an epoch that it cannot have: it is not followed.
+    fn far(&mut self, epoch: u64) -> Error {
+        let e = far(&self.peer.name, &self.primary.store.spec().volume, epoch);
+        if self.attach {
+            self.fatal = Some(e.clone());
         }
-        is_near(epoch, known)
+        e
+    }
+
+    /// Whether the peer can have promised or begun this epoch.
+    fn is_near(&self, epoch: u64) -> bool {
+        let store = &self.primary.store;
+        let sb = store.superblock();
+        let mut begun = store.history().last_epoch().max(sb.view.epoch);
+        if let Some(view_client) = &self.view_client {
+            begun = begun.max(view_client.register.epoch);
+        }
+        may_promise(epoch, begun, self.epoch.max(sb.promised))
     }
 
     /// The peer follows a newer view than this node knows. With a register, views are
