@@ -24,7 +24,8 @@
 //! the name of the voter that is asked, by the sender's log. A voter whose incarnation is
 //! another one does not answer `append`, `vote` and `snapshot`, so nobody counts what a
 //! voter says that lost its directory. A voter under whose name another one votes is told
-//! so: `{"unknown": why}`. Where no voter was admitted yet (a first start), `knows` is
+//! so: `{"unknown": why}`; unless that may be for a log that is behind (`Links::may_lag`).
+//! Where no voter was admitted yet (a first start), `knows` is
 //! absent and every answer counts; one that asks so a voter whose log names some is told
 //! `{"waits": why}`. A voter that the log does not name is asked `who` alone until the
 //! leader's entry names it.
@@ -253,6 +254,32 @@ impl Links {
         known.ok_or_else(|| Error::Stale(format!("node {name} is not admitted as a voter yet")))
     }
 
+    /// A leader has this voter's directory in its log, or this voter leads.
+    pub fn counts_again(&self) {
+        if lock(&self.refused).take().is_some() {
+            info!(node = %self.me, code = "votes_back", "this node votes on views: it is admitted");
+        }
+    }
+
+    /// Whether a question may be heard though this voter's log, which says `lives`, excludes the
+    /// sender's directory. The sender's log names this directory, so both logs are of one
+    /// register, and they differ by entries that this one lacks, or that nobody committed.
+    /// - Whom a voter follows is decided by Raft's terms alone. A directory that was given up
+    ///   led in earlier terms only, unless the entry that gives it up is in this log alone.
+    /// - A directory that this log does not know asks for votes by a log that admits it, so it
+    ///   is committed that the one before is given up, and too few have not got that entry for
+    ///   the one before to be elected. One that this log gives up gets no vote: the others may
+    ///   have committed that.
+    fn may_lag(&self, lives: &Lives, call: &RaftCall) -> bool {
+        let is_given_up = call.life.is_some_and(|l| lives.is_retired(&call.from, l));
+        call.knows == Some(self.life)
+            && match &*call.rpc {
+                "append" | "snapshot" => true,
+                "vote" => !is_given_up,
+                _ => false,
+            }
+    }
+
     /// Whether a question of Raft's may be answered; an answer that says why not.
     pub fn check_lives(&self, call: &RaftCall) -> Result<Option<Value>> {
         let from = &call.from;
@@ -262,7 +289,7 @@ impl Links {
             )));
         };
         let lives = lock(&self.lives);
-        if lives.excludes(from, life) {
+        if lives.excludes(from, life) && !self.may_lag(&lives, call) {
             let why = match lives.is_retired(from, life) {
                 false => self.another_votes(from),
                 true => format!(
@@ -277,11 +304,14 @@ impl Links {
                 if lives.is_empty() {
                     self.hear_of_others();
                 }
-                if lock(&self.refused).take().is_some() {
-                    info!(node = %self.me, code = "votes_back", "this node votes on views: it is admitted");
-                }
+                self.counts_again();
                 Ok(None)
             }
+            // The sender's log lacks an entry that this one has.
+            Some(known) if lives.is_retired(&self.me, known) => Err(Error::Stale(format!(
+                "node {from} knows an earlier directory of votes of node {}: its log is behind",
+                self.me
+            ))),
             Some(_) => {
                 let why = self.another_votes(&self.me);
                 self.refuse(&why);
@@ -909,7 +939,7 @@ mod tests {
             b.check_lives(&call("vote", Some(7), Some(7))).unwrap(),
             None
         );
-        let other = b.check_lives(&call("append", Some(8), Some(7))).unwrap();
+        let other = b.check_lives(&call("append", Some(8), Some(9))).unwrap();
         assert!(other.unwrap()["unknown"].is_string());
         // Who is asked under another's name does not answer, and has nobody vote for it.
         assert!(a.check_lives(&call("append", Some(7), Some(7))).is_err());
@@ -924,6 +954,30 @@ mod tests {
             .unwrap();
         let e = b.say_who(&json!({ "lives": { "0001": 8 } })).unwrap_err();
         assert!(e.to_string().contains("begun anew"), "{e}");
+        // A sender that names this directory may have a later log. Nobody votes for a directory
+        // that was given up, but it may lead: that entry need not be committed.
+        let heard = |rpc: &str, life| b.check_lives(&call(rpc, Some(life), Some(7))).unwrap();
+        assert_eq!([heard("append", 8), heard("vote", 8)], [None, None]);
+        lock(&b.lives).change(&Change::Retire {
+            voter: "0001".into(),
+            incarnation: 7,
+        });
+        assert_eq!(heard("append", 7), None);
+        assert!(heard("vote", 7).unwrap()["unknown"].is_string());
+        // Whose log is behind says nothing of this directory.
+        for c in [
+            Change::Retire {
+                voter: "0000".into(),
+                incarnation: 7,
+            },
+            Change::Admit([("0000".to_owned(), 9)].into()),
+        ] {
+            lock(&b.lives).change(&c);
+        }
+        let b = Links { life: 9, ..b };
+        b.counts_again();
+        assert!(b.check_lives(&call("append", Some(8), Some(7))).is_err());
+        assert_eq!(b.refused(), None);
     }
 
     /// Whether a leader whose log names nobody may write the first names, though the log of

@@ -462,7 +462,15 @@ const OUTSIDE: u32 = 10;
 /// Has this voter ask to lead only while it may. What may have been begun meanwhile does no
 /// harm: it is one term.
 async fn stand_where_admitted(raft: Raft, links: Arc<Links>, heartbeat: Duration, most: Duration) {
-    while raft.metrics().borrow().running_state.is_ok() {
+    loop {
+        let now = raft.metrics().borrow().clone();
+        if now.running_state.is_err() {
+            return;
+        }
+        // One voter with entries that nobody committed may have said that it does not count.
+        if now.current_leader == Some(now.id) {
+            links.counts_again();
+        }
         raft.runtime_config().elect(links.may_stand(most * OUTSIDE));
         tokio::time::sleep(heartbeat).await;
     }

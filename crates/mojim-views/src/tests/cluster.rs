@@ -781,6 +781,58 @@ fn a_voter_that_is_admitted_anew_lets_others_lead() {
     }
 }
 
+/// Of five voters, one was away while another lost its directory and was admitted anew. The one
+/// that lagged heard nothing of a leader whose directory its log did not name: it never got the
+/// entry, and the leader was told that it votes for nobody, and said so in `status`.
+#[test]
+fn a_voter_that_lags_is_led_by_one_that_was_admitted_anew() {
+    let mut d = Daemons::new(&["a", "b", "c", "d", "e"]);
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    for name in ["d", "e"] {
+        d.stop(name);
+    }
+    let dir = d.options_of("d").dir;
+    std::fs::rename(&dir, dir.with_extension("old")).unwrap();
+    let new = d.start("d");
+    assert_eq!(retire(&d.at("a"), "d"), Retired::Now);
+    let rest = ["a", "b", "c", "d"].map(String::from);
+    d.await_admitted(&rest);
+    assert!(swap(&new, "v", &register(2, "y")));
+    // `d` is to lead. (Another does, where `d` did not have all of the log yet.)
+    for name in ["a", "b", "c", "d"] {
+        d.stop(name);
+    }
+    let soon = d.options.election;
+    d.options.election = (Duration::from_secs(3), Duration::from_secs(4));
+    for name in ["a", "b", "c"] {
+        d.start(name);
+    }
+    d.options.election = soon;
+    d.start("d");
+    let mut leader = d.leader("");
+    while leader != "d" {
+        d.stop(&leader);
+        let next = d.leader(&leader);
+        d.start(&leader);
+        leader = next;
+    }
+    let late = d.start("e");
+    let seen = late.clone();
+    late.until(move |_| seen.here("v") == register(2, "y"));
+    assert!(late.knows(&d.names()));
+    let leader = d.leader("");
+    for v in ["e", &leader] {
+        assert_eq!(read(&d.at(v), "v"), register(2, "y"));
+    }
+    // Neither is refused any more.
+    let begun = Instant::now();
+    while d.names().iter().any(|n| d.at(n).voters().is_err()) {
+        assert!(begun.elapsed() < DEADLINE);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Gives a voter's directory up, as soon as a voter leads.
 fn retire(at: &RaftViews, voter: &str) -> Retired {
     let begun = Instant::now();
