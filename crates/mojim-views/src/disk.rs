@@ -25,8 +25,12 @@
 //! first entry follows `purged` (or is entry 0), each other one the entry
 //! before. Its payload is blank, a set of voters, or a change: `{"swap": …}`,
 //! `{"admit": {voter: incarnation}}`, `{"retire": {"voter", "incarnation"}}`. The
-//! incarnation in the head is a random number that is made with the directory. Readers
-//! refuse any other `format`.
+//! incarnation in the head is a random number that is made with the directory.
+//!
+//! Format 1 is read, and replaced by the first opening: its head has no incarnation, the
+//! payload is a swap itself, and its snapshot has the registers in the place of `agreed`. A
+//! voter that comes from it has the incarnation that it is given then, and a log that names
+//! no directory, as at a first start. Readers refuse any other `format`.
 //!
 //! Invariants:
 //! - What a call here reports as done is durable, and so is what [`Disk::open`]
@@ -55,6 +59,7 @@ use mojim_env::{Env, Error, File, OpenHow, Result};
 use openraft::{EntryPayload, RaftLogId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::lock;
 use crate::types::{Agreed, Entry, Lives, LogId, Membership, SnapshotMeta, Vote, number};
@@ -62,6 +67,8 @@ use crate::types::{Agreed, Entry, Lives, LogId, Membership, SnapshotMeta, Vote, 
 const MAGIC: [u8; 4] = [0xF7, b'M', b'J', b'V'];
 const HEAD_LEN: usize = 12;
 const FORMAT: u32 = 2;
+/// The one before, without incarnations.
+const FORMAT_1: u32 = 1;
 /// Most bytes of a file that is read.
 const MOST: u64 = 1 << 30;
 
@@ -76,7 +83,8 @@ struct Head {
     format: u32,
     cluster: String,
     node: String,
-    incarnation: u64,
+    /// None in format 1.
+    incarnation: Option<u64>,
     purged: Option<LogId>,
 }
 
@@ -233,6 +241,30 @@ fn single<T: DeserializeOwned>(env: &dyn Env, path: &Path, what: &str) -> Result
     }
 }
 
+/// As the body of a frame of entries was written in format 1 it is returned as in this one.
+fn entries_of_1(mut entries: Value) -> Value {
+    for e in entries.as_array_mut().into_iter().flatten() {
+        if let Some(swap) = e["payload"].get_mut("Normal") {
+            *swap = json!({ "swap": swap.take() });
+        }
+    }
+    entries
+}
+
+/// The snapshot of a directory, of either format.
+fn take_snapshot(env: &dyn Env, path: &Path) -> Result<Option<Saved>> {
+    let Some(mut saved) = single::<Value>(env, path, "the snapshot")? else {
+        return Ok(None);
+    };
+    if let Some(registers) = saved.get_mut("registers").map(Value::take) {
+        let lives = Lives::default();
+        saved["agreed"] = json!({ "registers": registers, "lives": lives });
+    }
+    let saved = Saved::deserialize(&saved);
+    let saved = saved.map_err(|e| damaged(path, format_args!("the snapshot: {e}")))?;
+    Ok(Some(saved))
+}
+
 /// The contents of a log.
 struct Read {
     head: Head,
@@ -242,15 +274,17 @@ struct Read {
 fn read_log(path: &Path, bytes: &[u8]) -> Result<Read> {
     let head = unframe(bytes).ok_or_else(|| damaged(path, "the log's first frame is not whole"))?;
     let mut at = HEAD_LEN + head.len();
-    let format: Format = decode(path, "the log's first frame", head)?;
-    if format.format != FORMAT {
+    let Format { format } = decode(path, "the log's first frame", head)?;
+    if ![FORMAT_1, FORMAT].contains(&format) {
         return Err(Error::Unsupported(format!(
-            "{}: format {}, this program knows {FORMAT}",
+            "{}: format {format}, this program knows {FORMAT_1} and {FORMAT}",
             path.display(),
-            format.format
         )));
     }
     let head: Head = decode(path, "the log's first frame", head)?;
+    if head.incarnation.is_none() && format != FORMAT_1 {
+        return Err(damaged(path, "the log's first frame has no incarnation"));
+    }
     let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
     let mut next = head.purged.map_or(0, |p| p.index + 1);
     while at < bytes.len() {
@@ -268,7 +302,12 @@ fn read_log(path: &Path, bytes: &[u8]) -> Result<Read> {
             break;
         };
         let what = format!("the frame at byte {at}, with entry {next}");
-        for e in decode::<Vec<Entry>>(path, &what, body)? {
+        let all: Vec<Entry> = match format {
+            FORMAT_1 => serde_json::from_value(entries_of_1(decode(path, &what, body)?))
+                .map_err(|e| damaged(path, format_args!("{what}: {e}")))?,
+            _ => decode(path, &what, body)?,
+        };
+        for e in all {
             if e.log_id.index != next {
                 return Err(damaged(
                     path,
@@ -313,7 +352,7 @@ fn write_log(
         format: FORMAT,
         cluster: cluster.to_owned(),
         node: node.to_owned(),
-        incarnation: kept.incarnation,
+        incarnation: Some(kept.incarnation),
         purged: kept.purged,
     })?;
     for e in kept.entries.values() {
@@ -352,7 +391,7 @@ fn take_log(
                 )));
             }
             kept.purged = h.purged;
-            kept.incarnation = h.incarnation;
+            kept.incarnation = h.incarnation.unwrap_or(kept.incarnation);
             kept.entries = read.entries;
             Ok(())
         }
@@ -446,7 +485,7 @@ impl Disk {
         })?;
         let mut kept = Kept {
             vote: single(&*env, &dir.join("vote"), "the vote")?,
-            snapshot: single(&*env, &dir.join("snapshot"), "the snapshot")?,
+            snapshot: take_snapshot(&*env, &dir.join("snapshot"))?,
             incarnation: env.random(),
             ..Kept::default()
         };

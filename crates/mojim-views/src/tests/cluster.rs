@@ -17,6 +17,7 @@ use mojim_replica::request::{RaftCall, Retired};
 use super::daemons::{Cut, Daemons};
 use super::failing::Failing;
 use super::register;
+use super::storage::as_format_1;
 use crate::RegisterVoter;
 use crate::lock;
 use crate::views::{Options, RaftViews};
@@ -831,6 +832,30 @@ fn a_voter_that_lags_is_led_by_one_that_was_admitted_anew() {
         assert!(begun.elapsed() < DEADLINE);
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Voters whose directories are of the format before go on with what they have, one after the
+/// other, and are admitted as at a first start.
+#[test]
+fn voters_of_format_1_go_on() {
+    let mut d = Daemons::new(&ABC);
+    d.snapshots = (8, 4);
+    d.start_all();
+    for version in 1..=30 {
+        assert!(swap(&d.at("a"), "v", &register(version, "x")));
+    }
+    d.stop_all();
+    for name in ABC {
+        as_format_1(&d.options_of(name).dir);
+    }
+    for name in ["a", "b"] {
+        d.start(name);
+    }
+    assert_eq!(read(&d.at("b"), "v"), register(30, "x"));
+    d.start("c");
+    d.await_admitted(&d.names());
+    d.stop("a");
+    assert!(swap(&d.at("c"), "v", &register(31, "y")));
 }
 
 /// Gives a voter's directory up, as soon as a voter leads.

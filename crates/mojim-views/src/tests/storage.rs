@@ -349,3 +349,90 @@ fn after_a_failed_sync_nothing_works() {
         assert!(indices(&d).starts_with(&[0, 1, 2, 3, 4]));
     }
 }
+
+/// One frame, and its place in a file.
+fn frame(body: &serde_json::Value) -> Vec<u8> {
+    let body = body.to_string().into_bytes();
+    let mut head = [0xF7, b'M', b'J', b'V', 0, 0, 0, 0];
+    head[4..].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    let crc = mojim_format::crc32c(&[&head[..], &body].concat());
+    [&head[..], &crc.to_le_bytes(), &body].concat()
+}
+
+/// Makes of a directory what a node of format 1 would have: the same entries and registers.
+pub(super) fn as_format_1(dir: &Path) {
+    let bodies = |name: &str| -> Vec<serde_json::Value> {
+        let bytes = std::fs::read(dir.join(name)).unwrap();
+        let mut rest = &bytes[..];
+        let mut all = Vec::new();
+        while !rest.is_empty() {
+            let len = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+            all.push(serde_json::from_slice(&rest[12..12 + len]).unwrap());
+            rest = &rest[12 + len..];
+        }
+        all
+    };
+    let mut log = bodies("log");
+    log[0]["format"] = 1.into();
+    log[0].as_object_mut().unwrap().remove("incarnation");
+    for e in log[1..].iter_mut().flat_map(|f| f.as_array_mut().unwrap()) {
+        if let Some(normal) = e["payload"].get_mut("Normal") {
+            *normal = match normal.get_mut("swap") {
+                Some(swap) => swap.take(),
+                // Directories are not named there. This swap does nothing, as it does not follow.
+                None => serde_json::to_value(Swap {
+                    volume: "v".into(),
+                    new: register(u64::MAX, "nobody"),
+                })
+                .unwrap(),
+            };
+        }
+    }
+    let log: Vec<u8> = log.iter().flat_map(frame).collect();
+    std::fs::write(dir.join("log"), log).unwrap();
+    if dir.join("snapshot").exists() {
+        let mut saved = bodies("snapshot").remove(0);
+        saved["registers"] = saved["agreed"]["registers"].take();
+        saved.as_object_mut().unwrap().remove("agreed");
+        std::fs::write(dir.join("snapshot"), frame(&saved)).unwrap();
+    }
+}
+
+/// After an upgrade a voter refused its own directory, and nothing said what to do.
+#[test]
+fn a_directory_of_format_1_is_read() {
+    let (dir, _) = written();
+    let d = open(dir.path()).unwrap();
+    d.snapshot(saved(id(1, 2))).unwrap();
+    d.purge(id(1, 1)).unwrap();
+    let before = d.incarnation();
+    drop(d);
+    as_format_1(dir.path());
+    let d = open(dir.path()).unwrap();
+    assert_eq!(indices(&d), [2, 3, 4]);
+    d.kept(|k| {
+        assert_eq!(k.snapshot, Some(saved(id(1, 2))));
+        assert_eq!(k.entries[&3], entry(3));
+    })
+    .unwrap();
+    // It is another directory from then on, and stays that one.
+    let now = d.incarnation();
+    assert_ne!(now, before);
+    drop(d);
+    // A crash between the snapshot and the log of the first opening.
+    let snapshot = std::fs::read(dir.path().join("snapshot")).unwrap();
+    assert_eq!(open(dir.path()).unwrap().incarnation(), now);
+    as_format_1(dir.path());
+    std::fs::write(dir.path().join("snapshot"), snapshot).unwrap();
+    assert_eq!(indices(&open(dir.path()).unwrap()), [2, 3, 4]);
+    let log = frame(&serde_json::json!({ "format": 3 }));
+    let e = with_log(dir.path(), &log).err().unwrap();
+    assert!(matches!(e, Error::Unsupported(_)), "{e}");
+    let log =
+        frame(&serde_json::json!({ "format": 2, "cluster": "c", "node": "me", "purged": null }));
+    is_damaged(
+        with_log(dir.path(), &log),
+        &dir.path().join("log"),
+        "no incarnation",
+    );
+}
