@@ -17,7 +17,7 @@
 //!                    8      4  CRC-32C of the 8 bytes before and of the body
 //!                   12         the body, JSON
 //! head          {"format": 2, "cluster": "…", "node": "…", "incarnation": number,
-//!                "purged": id or null}
+//!                "purged": id or null, "outdated": why, or absent}
 //! entries       a list of openraft's entries, one frame for each append
 //! ```
 //!
@@ -25,7 +25,8 @@
 //! first entry follows `purged` (or is entry 0), each other one the entry
 //! before. Its payload is blank, a set of voters, or a change: `{"swap": …}`,
 //! `{"admit": {voter: incarnation}}`, `{"retire": {"voter", "incarnation"}}`. The
-//! incarnation in the head is a random number that is made with the directory.
+//! incarnation in the head is a random number that is made with the directory. `outdated`
+//! is there once another voter knew of a later state of the directory ([`Disk::give_up`]).
 //!
 //! Format 1 is read, and replaced by the first opening: its head has no incarnation, the
 //! payload is a swap itself, and its snapshot has the registers in the place of `agreed`. A
@@ -62,7 +63,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::lock;
-use crate::types::{Agreed, Entry, Lives, LogId, Membership, SnapshotMeta, Vote, number};
+use crate::types::{Agreed, Entry, Lives, LogId, Membership, Promised, SnapshotMeta, Vote, number};
 
 const MAGIC: [u8; 4] = [0xF7, b'M', b'J', b'V'];
 const HEAD_LEN: usize = 12;
@@ -86,6 +87,8 @@ struct Head {
     /// None in format 1.
     incarnation: Option<u64>,
     purged: Option<LogId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    outdated: Option<String>,
 }
 
 /// The first frame of a log, of whichever format.
@@ -111,6 +114,8 @@ pub(crate) struct Kept {
     pub snapshot: Option<Saved>,
     /// The number that was made with the directory.
     pub incarnation: u64,
+    /// Why the directory counts for nothing any more.
+    pub outdated: Option<String>,
 }
 
 impl Kept {
@@ -134,6 +139,14 @@ impl Kept {
             Some(e) => Some(*e.get_log_id()),
             None => self.purged,
         }
+    }
+
+    /// What others may count on. A snapshot may be ahead of the log, until the log is cut.
+    pub fn promised(&self) -> Promised {
+        let vote = self.vote.unwrap_or_default();
+        let in_snapshot = self.snapshot.as_ref().and_then(|s| s.meta.last_log_id);
+        let last = [self.last(), in_snapshot].map(|l| Promised::new(&vote, l));
+        last[0].max(last[1])
     }
 
     /// The voters, as the last entry or the snapshot that names them says.
@@ -354,6 +367,7 @@ fn write_log(
         node: node.to_owned(),
         incarnation: Some(kept.incarnation),
         purged: kept.purged,
+        outdated: kept.outdated.clone(),
     })?;
     for e in kept.entries.values() {
         bytes.extend(frame(&[e])?);
@@ -392,6 +406,7 @@ fn take_log(
             }
             kept.purged = h.purged;
             kept.incarnation = h.incarnation.unwrap_or(kept.incarnation);
+            kept.outdated = read.head.outdated;
             kept.entries = read.entries;
             Ok(())
         }
@@ -554,6 +569,11 @@ impl Disk {
     pub fn kept<T>(&self, f: impl FnOnce(&Kept) -> T) -> Result<T> {
         self.check()?;
         Ok(f(&lock(&self.kept)))
+    }
+
+    /// Notes that the directory is one of earlier, so that no later opening uses it either.
+    pub fn give_up(&self, why: &str) -> Result<()> {
+        self.shorten(|k| k.outdated = Some(why.to_owned()))
     }
 
     /// Saves the vote.

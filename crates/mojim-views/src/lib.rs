@@ -25,7 +25,8 @@
 //!   takes its place (`mojim replace`). A directory made for other places is refused, and
 //!   so is a voter that counts other places. An address may change: voters are known by
 //!   their names.
-//! - A directory that is put back from earlier is not noticed.
+//! - A directory that is put back from earlier is noticed only where another voter that runs
+//!   has heard it promise more (`net`).
 
 mod disk;
 pub mod files;

@@ -14,6 +14,7 @@
 //! forward-retire {"voter", "ms"}                     the same
 //! who            {"lives": {voter: incarnation}}     {"incarnation": …, "lives": the same;
 //!                                                    empty, unless the question's are}
+//! heard          nothing                             {"heard": a promise, or null}
 //! ```
 //!
 //! `voters` is the checksum of the names that had the voters' places first: two
@@ -30,6 +31,12 @@
 //! `{"waits": why}`. A voter that the log does not name is asked `who` alone until the
 //! leader's entry names it.
 //!
+//! A voter remembers, while it runs, the most that each other voter's directory has promised
+//! it ([`Promised`]), and tells it with each question of Raft's (`heard` in its body) and when
+//! it is asked for it. A voter whose directory promises less is given up: it was put back from
+//! earlier. After its start a voter asks all others, and takes no part until they have
+//! answered, or for an election's time.
+//!
 //! Owns the connections: some for each voter, each used by one question at a
 //! time, dropped after any error. Invariants:
 //! - A question is no longer than a daemon takes ([`MOST`]). Whatever will have to travel
@@ -37,7 +44,8 @@
 //! - Every question is bounded in time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use mojim_env::{Address, Env, Error, Result};
@@ -61,7 +69,8 @@ use tracing::{error, info};
 use crate::lock;
 use crate::store::Now;
 use crate::types::{
-    Change, Entry, Lives, LogId, Membership, SnapshotMeta, Swap, TypeConfig, Vote, Voter, number,
+    Change, Entry, Lives, LogId, Membership, Promised, SnapshotMeta, Swap, TypeConfig, Vote, Voter,
+    number,
 };
 
 /// Longest question that a daemon takes, in bytes: a request's body less its
@@ -97,6 +106,12 @@ pub(crate) struct Links {
     lives: Arc<Mutex<Lives>>,
     /// Why this voter votes for nobody, once another has told it.
     refused: Mutex<Option<String>>,
+    /// Why this voter's directory counts for nothing any more.
+    outdated: OnceLock<String>,
+    /// Whether the others were asked what they know of this voter's directory.
+    is_confirmed: AtomicBool,
+    /// The most that a voter's directory has promised to this one, with its incarnation.
+    heard: Mutex<HashMap<u64, (u64, Promised)>>,
     /// When this voter, whose log names nobody, last heard that another's names some.
     outside: Mutex<Option<Duration>>,
     /// Idle connections, by voter and by timeout.
@@ -163,6 +178,9 @@ impl Links {
             life: u64::MAX,
             lives: Arc::default(),
             refused: Mutex::default(),
+            outdated: OnceLock::new(),
+            is_confirmed: AtomicBool::new(false),
+            heard: Mutex::default(),
             outside: Mutex::default(),
             idle: Mutex::default(),
             troubles: Mutex::default(),
@@ -175,6 +193,78 @@ impl Links {
             life,
             lives,
             ..self
+        }
+    }
+
+    /// What a voter's directory with this incarnation promised to this one.
+    pub fn hear(&self, voter: u64, life: u64, promised: Promised) {
+        let mut heard = lock(&self.heard);
+        match heard.get_mut(&voter) {
+            Some((l, most)) if *l == life => *most = promised.max(*most),
+            _ => drop(heard.insert(voter, (life, promised))),
+        }
+    }
+
+    /// The most that [`Links::hear`] was told of it.
+    pub fn heard(&self, voter: u64, life: u64) -> Option<Promised> {
+        let heard = lock(&self.heard);
+        heard.get(&voter).filter(|h| h.0 == life).map(|h| h.1)
+    }
+
+    /// What another voter has heard of this one's directory. None if it knows nothing: it
+    /// runs no more, or did not take part. An error if it may know something.
+    pub fn ask_heard(&self, of: u64, timeout: Duration) -> Result<Option<Promised>> {
+        let q = self.question(self.name(of), None, "heard", Value::Null);
+        match self.ask(of, &q, timeout) {
+            Ok(answer) => from_value(&answer["heard"]),
+            Err(Error::Answered { .. }) => Ok(None),
+            Err(e) if e.errno() == libc::ECONNREFUSED => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The other voters, by their numbers.
+    pub fn others(&self) -> Vec<u64> {
+        let me = number(&self.me);
+        self.voters.keys().copied().filter(|n| *n != me).collect()
+    }
+
+    /// This voter may take part: the others were asked for what they have heard of it.
+    pub fn confirm(&self) {
+        self.is_confirmed.store(true, SeqCst);
+    }
+
+    /// This voter's directory is of earlier: it takes part no more.
+    pub fn give_up(&self, why: &str) {
+        if self.outdated.set(why.to_owned()).is_ok() {
+            error!(node = %self.me, code = "votes_lost", "this node does not vote on views: {why}");
+        }
+    }
+
+    /// Whether [`Links::give_up`] was called.
+    pub fn is_outdated(&self) -> bool {
+        self.outdated.get().is_some()
+    }
+
+    /// What to give the directory up for, once `teller` knows more of it.
+    pub fn outdated(&self, teller: &str) -> String {
+        format!(
+            "its directory of votes (`.mojim/views`) is of an earlier time: node {teller} heard it promise more. What it promised since is lost, so it votes for nobody. End node {me}, empty that directory, start node {me}, and have the others admit it anew: `mojim replace --same-name {me}`",
+            me = self.me
+        )
+    }
+
+    /// Fails unless this voter may take part.
+    pub fn check_part(&self) -> Result<()> {
+        if let Some(why) = self.outdated.get() {
+            return Err(Error::Stale(why.clone()));
+        }
+        match self.is_confirmed.load(SeqCst) {
+            true => Ok(()),
+            false => Err(Error::Busy(format!(
+                "node {} asks the other voters what they have heard of it",
+                self.me
+            ))),
         }
     }
 
@@ -198,7 +288,8 @@ impl Links {
 
     /// Why this voter votes for nobody, if others have said so.
     pub fn refused(&self) -> Option<String> {
-        lock(&self.refused).clone()
+        let outdated = self.outdated.get().cloned();
+        outdated.or_else(|| lock(&self.refused).clone())
     }
 
     /// Whether this voter may ask to lead. One that its own log does not name gets nobody's
@@ -207,6 +298,9 @@ impl Links {
     /// sends it the log. One that heard for `patience` of no register that others have may
     /// begin one.
     pub fn may_stand(&self, patience: Duration) -> bool {
+        if self.check_part().is_err() {
+            return false;
+        }
         let lives = lock(&self.lives);
         if !lives.is_empty() {
             return lives.present(&self.me) == Some(self.life);
@@ -239,6 +333,7 @@ impl Links {
     /// The incarnation that `to` must have so that what it answers counts; none where every
     /// answer counts.
     fn counts(&self, to: u64) -> Result<Option<u64>> {
+        self.check_part()?;
         let (lives, name) = (lock(&self.lives), self.name(to));
         if lives.is_empty() {
             return match self.refused() {
@@ -298,8 +393,11 @@ impl Links {
             };
             return Ok(Some(json!({ "unknown": why })));
         }
+        if call.rpc == "who" {
+            return Ok(None);
+        }
+        self.check_part()?;
         match call.knows {
-            _ if call.rpc == "who" => Ok(None),
             Some(known) if known == self.life => {
                 if lives.is_empty() {
                     self.hear_of_others();
@@ -333,6 +431,9 @@ impl Links {
 
     /// Tells a leader, whose log names these voters, with which directory this one votes.
     pub fn say_who(&self, body: &Value) -> Result<Value> {
+        if let Some(why) = self.outdated.get() {
+            return Err(Error::Stale(why.clone()));
+        }
         let theirs: BTreeMap<String, u64> = from_value(&body["lives"])?;
         let lives = lock(&self.lives);
         if let Some((other, _)) = theirs.iter().find(|(n, i)| lives.excludes(n, **i)) {
@@ -502,6 +603,7 @@ impl Links {
             done: false,
         };
         let without = |rpc: &str, body: Value| {
+            let body = with_longest(body);
             let lens = self.voters.values().map(|(to, _)| {
                 let q = self.question(to, Some(u64::MAX), rpc, body.clone());
                 question(&self.cluster, &q).len()
@@ -612,6 +714,18 @@ impl Room {
     }
 }
 
+/// A question's body with the longest promise that it may have.
+fn with_longest(mut body: Value) -> Value {
+    let (term, entries) = (u64::MAX, u64::MAX);
+    let node = u32::MAX.into();
+    body["heard"] = json!(Promised {
+        term,
+        node,
+        entries
+    });
+    body
+}
+
 /// The request with its data in hexadecimal digits: a list of numbers is twice
 /// as long.
 fn hex_snapshot(mut q: InstallSnapshotRequest<TypeConfig>) -> Result<Value> {
@@ -683,11 +797,13 @@ pub(crate) struct Link {
 type RpcError<E = openraft::error::Infallible> = RPCError<u64, Voter, RaftError<u64, E>>;
 
 impl Link {
+    /// `promises`: what the answer promises of the other voter's directory.
     async fn call<A, E>(
         &self,
         rpc: &'static str,
         body: Result<Value>,
         ttl: Duration,
+        promises: impl FnOnce(&A) -> Option<Promised>,
     ) -> std::result::Result<A, RpcError<E>>
     where
         A: DeserializeOwned,
@@ -697,7 +813,11 @@ impl Link {
         let (links, to) = (self.links.clone(), self.target);
         let asked = tokio::task::spawn_blocking(move || {
             let knows = links.counts(to)?;
-            let q = links.question(links.name(to), knows, rpc, body?);
+            let mut body = body?;
+            if let Some(heard) = knows.and_then(|life| links.heard(to, life)) {
+                body["heard"] = value(&heard)?;
+            }
+            let q = links.question(links.name(to), knows, rpc, body);
             let answer = links.ask(to, &q, ttl)?;
             if let Some(why) = answer["unknown"].as_str() {
                 links.refuse(why);
@@ -709,15 +829,19 @@ impl Link {
                 links.note(to, &waits);
                 return waits;
             }
-            Ok(answer)
+            Ok((knows, answer))
         });
-        let answer = asked
+        let (knows, answer) = asked
             .await
             .map_err(|e| away(e.to_string()))?
             .map_err(|e| away(e.to_string()))?;
-        from_value::<std::result::Result<A, RaftError<u64, E>>>(&answer)
+        let answer = from_value::<std::result::Result<A, RaftError<u64, E>>>(&answer)
             .map_err(|e| RPCError::Network(NetworkError::new(&e)))?
-            .map_err(|e| RPCError::RemoteError(RemoteError::new(to, e)))
+            .map_err(|e| RPCError::RemoteError(RemoteError::new(to, e)))?;
+        if let (Some(life), Some(promised)) = (knows, promises(&answer)) {
+            self.links.hear(to, life, promised);
+        }
+        Ok(answer)
     }
 }
 
@@ -731,13 +855,21 @@ impl RaftNetwork<TypeConfig> for Link {
         let body = value(&q);
         let len = body.as_ref().map_or(0, |b| {
             let to = self.links.name(self.target);
-            let q = self.links.question(to, Some(u64::MAX), "append", b.clone());
+            let b = with_longest(b.clone());
+            let q = self.links.question(to, Some(u64::MAX), "append", b);
             question(&self.links.cluster, &q).len()
         });
         if len > MOST && q.entries.len() > 1 {
             return Err(PayloadTooLarge::new_entries_hint(q.entries.len() as u64 / 2).into());
         }
-        self.call("append", body, how.hard_ttl()).await
+        let all = q.entries.last().map(|e| e.log_id);
+        let promises = |a: &AppendEntriesResponse<u64>| match a {
+            AppendEntriesResponse::Success => Some(Promised::new(&q.vote, all)),
+            AppendEntriesResponse::PartialSuccess(some) => Some(Promised::new(&q.vote, *some)),
+            AppendEntriesResponse::Conflict => Some(Promised::new(&q.vote, None)),
+            AppendEntriesResponse::HigherVote(_) => None,
+        };
+        self.call("append", body, how.hard_ttl(), promises).await
     }
 
     async fn install_snapshot(
@@ -745,7 +877,8 @@ impl RaftNetwork<TypeConfig> for Link {
         q: InstallSnapshotRequest<TypeConfig>,
         how: RPCOption,
     ) -> std::result::Result<InstallSnapshotResponse<u64>, RpcError<InstallSnapshotError>> {
-        self.call("snapshot", hex_snapshot(q), how.hard_ttl()).await
+        let body = hex_snapshot(q);
+        self.call("snapshot", body, how.hard_ttl(), |_| None).await
     }
 
     async fn vote(
@@ -753,7 +886,8 @@ impl RaftNetwork<TypeConfig> for Link {
         q: VoteRequest<u64>,
         how: RPCOption,
     ) -> std::result::Result<VoteResponse<u64>, RpcError> {
-        self.call("vote", value(&q), how.hard_ttl()).await
+        let promises = |a: &VoteResponse<u64>| a.vote_granted.then(|| Promised::new(&q.vote, None));
+        self.call("vote", value(&q), how.hard_ttl(), promises).await
     }
 
     fn backoff(&self) -> Backoff {
@@ -803,7 +937,9 @@ mod tests {
         let env: Arc<dyn Env> = Arc::new(mojim_linux::Os::new().unwrap());
         let me = all.keys().next().unwrap().clone();
         let none = BTreeMap::new();
-        Links::new(&env, "cluster", &me, numbered(&all).unwrap(), &none)
+        let links = Links::new(&env, "cluster", &me, numbered(&all).unwrap(), &none);
+        links.confirm();
+        links
     }
 
     #[test]
@@ -855,7 +991,7 @@ mod tests {
             data,
             done: true,
         };
-        let body = hex_snapshot(q.clone()).unwrap();
+        let body = with_longest(hex_snapshot(q.clone()).unwrap());
         let text = question(
             "cluster",
             &links.question(&links.me, Some(u64::MAX), "snapshot", body),
@@ -978,6 +1114,25 @@ mod tests {
         b.counts_again();
         assert!(b.check_lives(&call("append", Some(8), Some(7))).is_err());
         assert_eq!(b.refused(), None);
+    }
+
+    /// A promise counts for the directory that made it alone.
+    #[test]
+    fn the_most_that_a_directory_promised_is_remembered() {
+        let a = links(3, 4);
+        let of = |term, entries| Promised {
+            term,
+            node: 1,
+            entries,
+        };
+        assert_eq!(a.heard(1, 7), None);
+        for p in [of(2, 3), of(2, 5), of(1, 9), of(2, 4)] {
+            a.hear(1, 7, p);
+        }
+        assert_eq!(a.heard(1, 7), Some(of(2, 5)));
+        assert_eq!((a.heard(1, 8), a.heard(2, 7)), (None, None));
+        a.hear(1, 8, of(1, 0));
+        assert_eq!((a.heard(1, 8), a.heard(1, 7)), (Some(of(1, 0)), None));
     }
 
     /// Whether a leader whose log names nobody may write the first names, though the log of

@@ -116,6 +116,31 @@ impl Lives {
     }
 }
 
+/// What others may count on of a voter, as its directory says: whom it voted for, or follows,
+/// and how many entries up to the last one of that leader it has. Both only grow, in this
+/// order, also where the log is cut: a leader's own entries are never cut off while a voter
+/// follows it. A directory that says less than was counted on is one of earlier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Promised {
+    pub term: u64,
+    pub node: u64,
+    /// 0: none of that leader.
+    pub entries: u64,
+}
+
+impl Promised {
+    /// With this vote, where this is the last entry of a log.
+    pub fn new(vote: &Vote, last: Option<LogId>) -> Promised {
+        let leader = vote.leader_id;
+        let last = last.filter(|l| l.leader_id == leader);
+        Promised {
+            term: leader.term,
+            node: leader.node_id,
+            entries: last.map_or(0, |l| l.index.saturating_add(1)),
+        }
+    }
+}
+
 /// A voter. Where it listens is each node's configuration, not the log's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Voter {
@@ -199,6 +224,22 @@ mod tests {
         assert!(lives.excludes("w", 1) && !lives.excludes("w", 2));
         assert!(!lives.change(&admit(1)) && lives.change(&admit(2)));
         assert_eq!(lives.all(), [("w".to_owned(), 2)].into());
+    }
+
+    #[test]
+    fn a_promise_grows_with_votes_and_with_entries_of_the_leader() {
+        use openraft::LeaderId;
+        let id = |term, index| LogId::new(LeaderId::new(term, 7), index);
+        let all = [
+            Promised::default(),
+            Promised::new(&Vote::new(1, 7), None),
+            Promised::new(&Vote::new_committed(1, 7), Some(id(1, 5))),
+            // The log is cut, by a leader of which it has nothing yet.
+            Promised::new(&Vote::new(2, 3), Some(id(1, 5))),
+            Promised::new(&Vote::new(2, 7), Some(id(1, 2))),
+            Promised::new(&Vote::new(2, 7), Some(id(2, 3))),
+        ];
+        assert!(all.is_sorted_by(|a, b| a < b), "{all:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use mojim_env::{Address, Env};
@@ -37,7 +37,7 @@ use crate::net::{
     unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
-use crate::types::{Change, Membership, Raft, Swap, TypeConfig, Voter, number};
+use crate::types::{Change, Membership, Promised, Raft, Swap, TypeConfig, Vote, Voter, number};
 
 /// Threads that tasks run on. They never block.
 const WORKERS: usize = 2;
@@ -98,6 +98,8 @@ struct Inner {
     id: u64,
     raft: Raft,
     links: Arc<Links>,
+    /// Openraft's; its end frees the files.
+    disk: Weak<Disk>,
     volumes: BTreeSet<String>,
     room: Room,
     now: Now,
@@ -199,8 +201,15 @@ impl RaftViews {
         // A leader tells this voter who the voters are. A voter that lost its log must
         // not make a cluster with one that is new.
         let joins = stored.is_none() && !o.replaced.is_empty();
+        match disk.kept(|k| k.outdated.clone())? {
+            Some(why) => links.give_up(&why),
+            // A new directory has promised nothing.
+            None if disk.kept(|k| k.promised())? == Promised::default() => links.confirm(),
+            None => {}
+        }
         let machine = Machine::new(disk.clone())?;
         let (now, poison) = (machine.now(), disk.poison());
+        let of_disk = Arc::downgrade(&disk);
         let store = LogStore::new(disk, room.entries);
         let network = Network {
             links: links.clone(),
@@ -220,11 +229,14 @@ impl RaftViews {
         // Without a bound: this waits for the disk alone.
         let raft = wait(runtime.handle(), None, started)?;
         watch_voters(&runtime, &raft, &links, &now, &o);
+        let heard = ask_heard(links.clone(), of_disk.clone(), o.heartbeat, o.election.0);
+        runtime.spawn(heard);
         Ok(Arc::new(RaftViews {
             inner: Arc::new(Inner {
                 id,
                 raft,
                 links,
+                disk: of_disk,
                 volumes: o.volumes,
                 room,
                 now,
@@ -453,6 +465,57 @@ async fn meet(links: &Arc<Links>, all: Vec<u64>, patience: Duration) -> BTreeMap
         met.extend(a.await.ok().flatten());
     }
     met
+}
+
+/// Gives this voter's directory up if it promises less than `teller` has heard of it.
+fn compare(links: &Links, disk: &Weak<Disk>, heard: Promised, teller: &str) -> Result<()> {
+    let disk = disk.upgrade().ok_or_else(stopped)?;
+    if links.is_outdated() || disk.kept(|k| k.promised())? >= heard {
+        return Ok(());
+    }
+    let why = links.outdated(teller);
+    links.give_up(&why);
+    disk.give_up(&why)
+}
+
+/// Asks the other voters, after the start, what they have heard of this one's directory: each
+/// until it has answered. This voter takes part once all have, or after `patience`: a voter
+/// that is away keeps no other one away.
+async fn ask_heard(links: Arc<Links>, disk: Weak<Disk>, heartbeat: Duration, patience: Duration) {
+    let mut silent = links.others();
+    let begun = Instant::now();
+    while !silent.is_empty() {
+        let asked = silent.iter().map(|id| {
+            let (links, disk, id) = (links.clone(), disk.clone(), *id);
+            tokio::task::spawn_blocking(move || {
+                let heard = links.ask_heard(id, heartbeat * 4);
+                let Ok(heard) = heard else { return Some(id) };
+                // If it cannot be noted, the disk has failed: then this voter ends.
+                let _ = heard.map(|h| compare(&links, &disk, h, links.name(id)));
+                None
+            })
+        });
+        let asked: Vec<_> = asked.collect();
+        let all = async {
+            let mut left = Vec::new();
+            for a in asked {
+                left.extend(a.await.ok().flatten());
+            }
+            left
+        };
+        tokio::pin!(all);
+        silent = match timeout_at(begun + patience, &mut all).await {
+            Ok(left) => left,
+            Err(_) => {
+                links.confirm();
+                all.await
+            }
+        };
+        if !silent.is_empty() {
+            tokio::time::sleep(heartbeat).await;
+        }
+    }
+    links.confirm();
 }
 
 /// Elections of the longest kind after which a voter without a log, which others have told
@@ -789,6 +852,22 @@ impl Inner {
         }
     }
 
+    /// A question of Raft's tells how its sender has voted, in the sender's own name, and what
+    /// the sender has heard of this voter's directory.
+    fn exchange(&self, call: &RaftCall) -> Result<()> {
+        if let Some(heard) = call.body.get("heard") {
+            compare(&self.links, &self.disk, from_value(heard)?, &call.from)?;
+            self.links.check_part()?;
+        }
+        let vote: Vote = from_value(&call.body["vote"])?;
+        check_vote(&vote, &call.from)?;
+        if let Some(life) = call.life {
+            let promised = Promised::new(&vote, None);
+            self.links.hear(number(&call.from), life, promised);
+        }
+        Ok(())
+    }
+
     async fn answer(&self, call: RaftCall) -> Result<Value> {
         self.links.check(&call)?;
         self.check()?;
@@ -804,22 +883,26 @@ impl Inner {
         {
             return Ok(no);
         }
+        if let "append" | "vote" | "snapshot" = &*call.rpc {
+            self.exchange(&call)?;
+        }
         match &*call.rpc {
             "who" => self.links.say_who(body),
+            "heard" => {
+                let heard = call.life.map(|l| self.links.heard(number(&call.from), l));
+                Ok(json!({ "heard": heard.flatten() }))
+            }
             "append" => {
                 let q: AppendEntriesRequest<TypeConfig> = from_value(body)?;
-                check_vote(&q.vote, &call.from)?;
                 told(&self.raft.append_entries(q).await)
             }
             "vote" => {
                 let q: VoteRequest<u64> = from_value(body)?;
-                check_vote(&q.vote, &call.from)?;
                 told(&self.raft.vote(q).await)
             }
             "snapshot" => {
                 let q = unhex_snapshot(body)?;
                 check_snapshot(&q)?;
-                check_vote(&q.vote, &call.from)?;
                 told(&self.raft.install_snapshot(q).await)
             }
             "forward-read" => {

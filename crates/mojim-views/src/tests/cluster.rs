@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -856,6 +857,74 @@ fn voters_of_format_1_go_on() {
     d.await_admitted(&d.names());
     d.stop("a");
     assert!(swap(&d.at("c"), "v", &register(31, "y")));
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+}
+
+/// A voter's directory was put back from earlier. It voted on with what it had, and could vote
+/// a second time in a term, or elect one that lacked what it had acknowledged itself.
+#[test]
+fn a_directory_of_an_earlier_time_votes_for_nobody() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(3);
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.stop("c");
+    let dir = d.options_of("c").dir;
+    let (old, new) = (dir.with_extension("old"), dir.with_extension("new"));
+    copy(&dir, &old);
+    let c = d.start("c");
+    assert!(swap(&c, "v", &register(2, "y")));
+    let seen = c.clone();
+    c.until(move |_| seen.here("v") == register(2, "y"));
+    // A start with what it had last changes nothing.
+    d.stop("c");
+    let c = d.start("c");
+    assert!(swap(&c, "v", &register(3, "z")));
+    c.voters().unwrap();
+    let seen = c.clone();
+    c.until(move |_| seen.here("v") == register(3, "z"));
+    drop(c);
+    d.stop("c");
+    std::fs::rename(&dir, &new).unwrap();
+    std::fs::rename(&old, &dir).unwrap();
+    await_refused(&d.start("c"), "of an earlier time");
+    // Its own log says so from then on, whoever has forgotten it.
+    d.stop_all();
+    let (a, c) = (d.start("a"), d.start("c"));
+    await_refused(&c, "of an earlier time");
+    times_out(d.options.timeout, || a.read("v"));
+    let b = d.start("b");
+    assert_eq!(read(&a, "v"), register(3, "z"));
+    d.stop("c");
+    std::fs::remove_dir_all(&dir).unwrap();
+    let c = d.start("c");
+    assert_eq!(retire(&b, "c"), Retired::Now);
+    d.await_admitted(&d.names());
+    assert_eq!(read(&c, "v"), register(3, "z"));
+    c.voters().unwrap();
+    d.stop("b");
+    assert!(swap(&c, "v", &register(4, "w")));
+}
+
+/// A voter that is away keeps no other one from taking part after its start.
+#[test]
+fn who_hears_nothing_of_itself_takes_part_after_a_while() {
+    let d = Daemons::started(&ABC);
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.isolate("a", Cut::Silent);
+    for name in ["b", "c"] {
+        d.stop(name);
+    }
+    let (b, c) = (d.start("b"), d.start("c"));
+    assert!(swap(&b, "v", &register(2, "y")));
+    assert_eq!(read(&c, "v"), register(2, "y"));
 }
 
 /// Gives a voter's directory up, as soon as a voter leads.

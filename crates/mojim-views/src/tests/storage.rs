@@ -436,3 +436,23 @@ fn a_directory_of_format_1_is_read() {
         "no incarnation",
     );
 }
+
+/// What is given up stays given up, whatever else is written.
+#[test]
+fn a_directory_that_was_given_up_says_so() {
+    let (dir, _) = written();
+    let d = open(dir.path()).unwrap();
+    let promised = d.kept(|k| k.promised()).unwrap();
+    assert_eq!((promised.term, promised.node, promised.entries), (1, 7, 5));
+    assert_eq!(d.kept(|k| k.outdated.clone()).unwrap(), None);
+    d.give_up("it is old").unwrap();
+    d.append(vec![entry(5)]).unwrap();
+    d.truncate(3).unwrap();
+    drop(d);
+    let d = open(dir.path()).unwrap();
+    assert_eq!(
+        d.kept(|k| k.outdated.clone()).unwrap().unwrap(),
+        "it is old"
+    );
+    assert_eq!(indices(&d), [0, 1, 2]);
+}
