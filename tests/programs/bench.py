@@ -22,6 +22,7 @@ import json
 import pathlib
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -229,6 +230,15 @@ def places(mojim, home):
             c.end()
 
 
+# Somebody has asked this to end.
+asked = []
+
+
+def end(*_):
+    asked.append(True)
+    raise KeyboardInterrupt
+
+
 def rounds(args, at, one, replicated=None, unsynced=None):
     """`one` of each place's new directory, and the others of theirs, in turns; the values by place."""
     ways = dict.fromkeys(PLACES, one)
@@ -239,6 +249,9 @@ def rounds(args, at, one, replicated=None, unsynced=None):
     values = {name: [] for name in ways}
     for i in range(args.rounds):
         for name in list(ways)[:: -1 if i % 2 else 1]:
+            # Python drops what is raised while it frees an object.
+            if asked:
+                raise KeyboardInterrupt
             d = at[name] / "w"
             d.mkdir()
             values[name].append(ways[name](str(d), args.seconds))
@@ -257,6 +270,7 @@ def main():
     a.add_argument("--json", action="store_true", help="an object for each row, on a line")
     args = a.parse_args()
     before[:] = []
+    signal.signal(signal.SIGINT, end)
     with tempfile.TemporaryDirectory(prefix="mojim-bench-", dir=args.dir) as home, places(
         args.mojim, pathlib.Path(home)
     ) as at:

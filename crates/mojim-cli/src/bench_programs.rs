@@ -106,8 +106,8 @@ impl Programs {
         }
         // A terminal's signals come here alone, and are passed on once.
         c.process_group(0);
-        // SAFETY: makes one system call.
-        unsafe { c.pre_exec(signals::unblock) };
+        // SAFETY: makes two system calls.
+        unsafe { c.pre_exec(signals::unblock_interrupt) };
         Ok(c)
     }
 }

@@ -44,6 +44,16 @@ pub fn unblock() -> io::Result<()> {
     mask(libc::SIG_UNBLOCK)
 }
 
+/// As [`unblock`], of a child that SIGINT is to end: the shell had it ignored where it started this
+/// process in the background.
+pub fn unblock_interrupt() -> io::Result<()> {
+    // SAFETY: sets the default action of a valid signal.
+    match unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => unblock(),
+    }
+}
+
 /// Waits for one of these signals and returns its number.
 pub fn wait() -> io::Result<i32> {
     let set = set();

@@ -2,6 +2,7 @@
 //! limit, and every row says what it must. Nothing here depends on how long anything took.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -122,14 +123,29 @@ fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
     assert_eq!(out.status.code(), Some(2));
 }
 
-/// What it has mounted and started would stay for ever.
+/// What it has mounted and started would stay for ever. One that a shell had started in the background
+/// did not end: SIGINT, which its script is ended by, is ignored there.
 #[test]
 fn who_ends_a_bench_of_programs_finds_nothing_left() {
+    for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
+        ended_bench_leaves_nothing(disposition);
+    }
+}
+
+fn ended_bench_leaves_nothing(interrupt: libc::sighandler_t) {
     let home = Home::new("benches", 0);
     let dir = on(&home);
     let run = "bench programs --only read-4k --rounds 1000 --dir";
     let args: Vec<_> = run.split(' ').chain(dir.to_str()).collect();
-    let mut bench = Process::start(&args, &home.dir.join("bench.txt"));
+    let mut bench = Process::start_with(&args, &home.dir.join("bench.txt"), |command| {
+        let set = move || {
+            // SAFETY: sets what a valid signal does, to nothing or to the default.
+            unsafe { libc::signal(libc::SIGINT, interrupt) };
+            Ok(())
+        };
+        // SAFETY: `set` makes one system call.
+        unsafe { command.pre_exec(set) };
+    });
     await_that("the first round", || {
         let at = fs::read_dir(&dir).unwrap().next()?.unwrap().path();
         at.join("plain/w").is_dir().then_some(())
