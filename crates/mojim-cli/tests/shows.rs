@@ -143,6 +143,24 @@ fn holes_take_no_room_and_are_found() {
     m.end();
 }
 
+/// Any user could list the names and sizes of files in a mount's closed directories: the node's directory,
+/// in which the same files lie, was open to all.
+#[test]
+fn nobody_else_comes_to_the_files_behind_a_mount() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    fs::create_dir(m.at.join("d")).unwrap();
+    fs::write(m.at.join("d/f"), b"x").unwrap();
+    m.end();
+    c.assert_equal();
+    for node in ["a", "b"] {
+        let volume = fs::metadata(c.dir.join(node).join("v")).unwrap();
+        assert_eq!(volume.mode() & 0o7777, 0o700, "{node}");
+    }
+}
+
 /// What a mount does not have fails as `docs/mount.md` says.
 #[test]
 fn what_is_not_supported_is_refused_as_documented() {

@@ -271,6 +271,10 @@ pub trait Env: Send + Sync {
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>>;
     /// Makes a directory and its parents.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// From here on only its owner, and root, come to what is in a directory.
+    fn close_dir(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
     /// As [`Env::create_dir_all`], durable only after [`Env::sync_dir`] of each parent.
     fn create_dirs(&self, path: &Path) -> io::Result<()> {
         self.create_dir_all(path)

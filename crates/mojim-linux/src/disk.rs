@@ -26,6 +26,7 @@ use std::sync::{Mutex, PoisonError};
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const DIR_MODE: Mode = Mode::from_raw_mode(0o755);
+const CLOSED_DIR_MODE: Mode = Mode::from_raw_mode(0o700);
 
 /// What a durable write is aligned to where the kernel does not say.
 const USUAL_SECTOR: usize = 4096;
@@ -436,6 +437,11 @@ pub(super) fn parent(path: &Path) -> &Path {
 /// Makes a directory and its parents, each durable in its parent.
 pub(super) fn create_dir_all(path: &Path) -> io::Result<()> {
     make_dirs(path, &|made| sync_dir(parent(made)))
+}
+
+/// See [`mojim_env::Env::close_dir`].
+pub(super) fn close_dir(path: &Path) -> io::Result<()> {
+    Ok(fs::chmod(path, CLOSED_DIR_MODE)?)
 }
 
 /// See [`mojim_env::Env::create_dirs`].

@@ -119,6 +119,9 @@ impl Env for Os {
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         disk::create_dir_all(path)
     }
+    fn close_dir(&self, path: &Path) -> io::Result<()> {
+        disk::close_dir(path)
+    }
     fn create_dirs(&self, path: &Path) -> io::Result<()> {
         disk::create_dirs(path)
     }

@@ -130,6 +130,11 @@ impl Area {
         if !there || env.sync_dir(dir).is_err() {
             make_dirs(&**env, dir, Path::new("/"))?;
         }
+        if !there {
+            // The files' names and sizes are for those alone whom a mount shows them. It may be another
+            // user's, whose affair it is then.
+            let _ = env.close_dir(dir);
+        }
         let mut area = Area::closed(env, dir, meta, volume);
         area.max_file = env
             .max_file_size(dir)
