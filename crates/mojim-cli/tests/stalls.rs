@@ -1,4 +1,4 @@
-//! A mount whose mirror stands still: calls that have to wait do so alone.
+//! A mount whose mirror, or whose disk, stands still: calls that have to wait do so alone.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
@@ -6,8 +6,12 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
+#[path = "support/disk.rs"]
+mod disk;
 mod support;
 
+use disk::{Disk, Work};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, StatxFlags, fallocate, statx};
 use support::cluster::{Cluster, SYNC};
 use support::mount::Mount;
 use support::{await_that, continue_all, stop_all};
@@ -43,6 +47,15 @@ impl Threads {
     }
 }
 
+/// Tells threads that it is over, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 /// Calls that the kernel does not answer from memory, and that need no sync point.
 fn look_around(at: &Path) {
     let mut how = OpenOptions::new();
@@ -59,7 +72,16 @@ fn look_around(at: &Path) {
         assert!(to.iter().all(|b| *b == 3));
         assert!(fs::read_dir(at).unwrap().count() > 0);
         assert!(fs::metadata(at.join("nobody")).is_err());
+        assert_eq!(size(&at.join("known")), 64 * PAGE as u64);
     }
+}
+
+/// The size that the mount gives, not what the kernel knows.
+fn size(at: &Path) -> u64 {
+    let how = AtFlags::STATX_FORCE_SYNC;
+    statx(CWD, at, how, StatxFlags::BASIC_STATS)
+        .unwrap()
+        .stx_size
 }
 
 /// Each fsync that waited for the mirror kept one of eight threads from all other calls. With eight of
@@ -107,7 +129,8 @@ fn a_read_beside_sync_points_that_wait_does_not_wait() {
     c.assert_equal();
 }
 
-/// The same of calls that wait until the log has room: of bytes, of names, of stores into mappings.
+/// The same of calls that wait until the log has room: of bytes, of names, of zeros. Eight of `fallocate`
+/// kept all threads, and as many writes beyond those that had a quarter of a log.
 #[test]
 fn a_read_beside_calls_that_find_no_room_does_not_wait() {
     let c = Cluster::new(SYNC);
@@ -121,7 +144,11 @@ fn a_read_beside_calls_that_find_no_room_does_not_wait() {
     // The kernel keeps a directory locked in which a name is being made.
     let made = m.at.join("made");
     fs::create_dir(&made).unwrap();
-    let files: Vec<File> = (0..24).map(|n| open(&made.join(n.to_string()))).collect();
+    let files: Vec<File> = (0..72).map(|n| open(&made.join(n.to_string()))).collect();
+    for f in files.iter().skip(3).step_by(4) {
+        f.write_all_at(&[4; 4 * PAGE], 0).unwrap();
+        f.sync_all().unwrap();
+    }
     known.sync_all().unwrap();
     stop_all(&[b.child.id()]);
     let many = files.len();
@@ -136,10 +163,14 @@ fn a_read_beside_calls_that_find_no_room_does_not_wait() {
             s.spawn(move || {
                 threads.join();
                 for i in (0..).take_while(|_| !over.load(SeqCst)) {
-                    match n % 3 {
+                    match n % 4 {
                         0 => f
-                            .write_all_at(&[n as u8; PAGE], i % 64 * PAGE as u64)
+                            .write_all_at(&[n as u8; 4 * PAGE], i % 64 * PAGE as u64)
                             .unwrap(),
+                        3 => {
+                            let zeros = FallocateFlags::ZERO_RANGE;
+                            fallocate(f, zeros, 0, 4 * PAGE as u64).unwrap();
+                        }
                         1 => symlink("t".repeat(4000), at.join(format!("{n}-{i}"))).unwrap(),
                         _ => {
                             f.write_all_at(&[n as u8; 3 * PAGE], i % 64 * PAGE as u64)
@@ -151,6 +182,7 @@ fn a_read_beside_calls_that_find_no_room_does_not_wait() {
                 }
             });
         }
+        let _over = Over(&over);
         let still = await_that("calls that wait", || {
             let before = done.load(SeqCst);
             let asleep = threads.asleep(many);
@@ -164,9 +196,57 @@ fn a_read_beside_calls_that_find_no_room_does_not_wait() {
         await_that("the others", || {
             (done.load(SeqCst) > still + 100).then_some(())
         });
-        over.store(true, SeqCst);
     });
     drop((known, files));
+    m.end();
+    c.assert_equal();
+}
+
+/// Whoever applies records holds a lock while the disk syncs, and a call that needed a data file, be it for
+/// its size on the disk, waited for it in a thread that serves. Eight such calls kept all others waiting, and
+/// one alone all that had to do with its file.
+#[test]
+fn a_look_beside_a_disk_that_stands_still_does_not_wait() {
+    let c = Cluster::new(SYNC);
+    let Some(disk) = Disk::mount_or_skip(&c.dir.join("a")) else {
+        return;
+    };
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    // The store opens all of them when it is attached, and closes them when they are too many.
+    let (many, all) = (64, 300);
+    let at = m.at.clone();
+    let path = |n: usize| at.join(n.to_string());
+    (0..all).for_each(|n| fs::write(path(n), [n as u8; PAGE]).unwrap());
+    fs::write(m.at.join("known"), [3; 64 * PAGE]).unwrap();
+    m.end();
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    look_around(&m.at);
+    let (threads, ended) = (Threads::default(), AtomicU64::new(0));
+    std::thread::scope(|s| {
+        let held = disk.hold(Work::Sync, "catalog.new");
+        open(&at.join("made")).sync_all().unwrap();
+        await_that("the applier", || disk.is_holding().then_some(()));
+        for n in 0..many {
+            let (threads, ended, path) = (&threads, &ended, &path);
+            s.spawn(move || {
+                threads.join();
+                assert_eq!(fs::read(path(n)).unwrap(), [n as u8; PAGE]);
+                ended.fetch_add(1, SeqCst);
+            });
+        }
+        await_that("reads that wait", || threads.asleep(many).then_some(()));
+        let looks = s.spawn(|| {
+            look_around(&at);
+            (0..many).for_each(|n| assert_eq!(size(&path(n)), PAGE as u64));
+        });
+        await_that("looks", || looks.is_finished().then_some(()));
+        looks.join().unwrap();
+        assert!(disk.is_holding());
+        assert_eq!(ended.load(SeqCst), 0);
+        drop(held);
+    });
     m.end();
     c.assert_equal();
 }

@@ -16,9 +16,9 @@ use std::sync::{Arc, MutexGuard};
 
 use mojim::{Batch, Change, RoomWait};
 
+use crate::at_once::{WOULD_WAIT, is_at_once};
 use crate::cells::Attributes;
 use crate::fs::{Bytes, FileBytes, Fs, NOT_YET, Result, State, lock, told};
-use crate::later;
 
 /// Which files' bytes a sync point has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,14 +131,14 @@ impl Fs {
     }
 
     /// Begins a sync point; `None` if there is nothing to commit. Waits for room, or fails with
-    /// [`later::WOULD_WAIT`] where nobody may wait.
+    /// [`WOULD_WAIT`] where nobody may wait.
     fn begin(&self, what: What) -> Result<Option<Batch>> {
         let mut wait = RoomWait::default();
         loop {
             match self.try_begin(what)? {
                 Tried::Begun(batch) => return Ok(Some(batch)),
                 Tried::Nothing => return Ok(None),
-                Tried::NoRoom if later::is_at_once() => return Err(later::WOULD_WAIT),
+                Tried::NoRoom if is_at_once() => return Err(WOULD_WAIT),
                 Tried::NoRoom => self.volume.await_room(&mut wait).map_err(|e| told(&e))?,
             }
         }

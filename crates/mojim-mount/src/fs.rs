@@ -8,8 +8,10 @@
 //! - Nothing is committed before a sync point, the interval, or the bound on memory asks for it,
 //!   and then only whole: of a file its size, its bytes and its time of modification together.
 //! - A call that changes something fails once nothing can be committed any more.
+//! - Nobody waits for whoever applies records while it holds a lock of the mount.
 //! - Lock order: `state`; the bytes of files, by ascending number.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -21,6 +23,7 @@ use mojim::{Batch, Volume};
 use mojim_env::{Error, File};
 use rustix::io::Errno;
 
+use crate::at_once::may_pause;
 use crate::cells::{Attributes, Kind, Time};
 use crate::flags::Flags;
 use crate::lost::Lost;
@@ -38,6 +41,9 @@ pub(crate) const NOT_YET: u64 = u64::MAX;
 const PAGE: u64 = 4096;
 /// Most data files that are kept open for reading.
 const MOST_BASES: usize = 128;
+/// What work on a file's bytes says that needs the data file, which is not open. No program is told
+/// this.
+const NOT_OPEN: Errno = Errno::BADFD;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
@@ -104,7 +110,18 @@ pub(crate) struct Seen {
     pub(crate) size: u64,
     /// Blocks of 512 bytes that it takes, about.
     pub(crate) blocks: u64,
+    /// Whether these may be kept: the disk has told them.
+    pub(crate) is_sure: bool,
     pub(crate) links: u32,
+}
+
+/// What a call has done that is made anew.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// It took set-ID bits from the file.
+    killed: Cell<bool>,
+    /// Up to where it has stored zeros.
+    zeroed: Cell<u64>,
 }
 
 /// How bytes are written.
@@ -343,15 +360,16 @@ impl Fs {
         let (mut seen, file) = (state.seen(ino)?, state.files.get(&ino).cloned());
         drop(state);
         if let Some(file) = file {
-            seen.blocks = self.blocks(&file);
+            (seen.blocks, seen.is_sure) = self.blocks(&file);
         }
         Ok(seen)
     }
 
     /// Blocks of 512 bytes that a file takes, about: of its data file, and of what is not in it. A file
     /// with bytes has some always: programs take one without for a hole, and a mapping may have
-    /// bytes that are not here yet.
-    fn blocks(&self, file: &FileBytes) -> u64 {
+    /// bytes that are not here yet. False if the disk could not be asked at once: then all of it
+    /// counts.
+    fn blocks(&self, file: &FileBytes) -> (u64, bool) {
         let b = &mut *lock(&file.bytes);
         let size = b.overlay.size();
         let most = size.div_ceil(PAGE) * PAGE / 512;
@@ -361,18 +379,20 @@ impl Fs {
             _ if size == 0 || b.created > applied => 0,
             Some(there) => there,
             None => {
-                let base = b.base.clone();
-                let base = base.or_else(|| self.volume.data_file(file.number).ok());
-                let stat = base.and_then(|f| rustix::fs::fstat(f.fd()?).ok());
-                let Some(stat) = stat else {
-                    return most;
+                let open = b
+                    .base
+                    .as_ref()
+                    .and_then(|f| rustix::fs::fstat(f.fd()?).ok());
+                let open = open.map(|s| s.st_blocks as u64 * 512);
+                let Some(bytes) = open.or_else(|| self.volume.allocated(file.number)) else {
+                    return (most, false);
                 };
-                b.allocated = (!b.overlay.is_begun()).then_some(stat.st_blocks as u64);
-                stat.st_blocks as u64
+                b.allocated = (!b.overlay.is_begun()).then_some(bytes / 512);
+                bytes / 512
             }
         };
         let here = b.overlay.pages(PAGE) * PAGE / 512;
-        (there + here).max(PAGE / 512).min(most)
+        ((there + here).max(PAGE / 512).min(most), true)
     }
 
     pub(crate) fn target(&self, ino: u64) -> Result<Vec<u8>> {
@@ -518,50 +538,59 @@ impl Fs {
     }
 
     pub(crate) fn read(&self, ino: u64, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let file = self.file(ino)?;
-        let b = &mut *lock(&file.bytes);
-        b.overlay.applied(self.volume.applied());
-        let (created, base) = (b.created, &mut b.base);
-        b.overlay.read(offset, out, |at, out| {
-            if created > self.volume.applied() {
-                return Ok(0);
-            }
-            let base = match base {
-                Some(base) => base,
-                None => base.insert(self.open_base(&file)?),
-            };
-            let got = base.read_at(out, at);
-            got.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        self.with_bytes(&self.file(ino)?, |b| {
+            b.overlay.applied(self.volume.applied());
+            let (created, base) = (b.created, &b.base);
+            b.overlay.read(offset, out, |at, out| {
+                if created > self.volume.applied() {
+                    return Ok(0);
+                }
+                let got = base.as_ref().ok_or(NOT_OPEN)?.read_at(out, at);
+                got.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+            })
         })
     }
 
+    /// Works on a file's bytes, under their lock; anew, once the data file is open, if that is
+    /// [`NOT_OPEN`]. It is opened without the lock: that may wait for whoever applies records, and
+    /// who looks at the file's attributes waits for the lock.
+    fn with_bytes<T>(
+        &self,
+        file: &Arc<FileBytes>,
+        mut work: impl FnMut(&mut Bytes) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let done = work(&mut lock(&file.bytes));
+            if !matches!(&done, Err(e) if *e == NOT_OPEN) {
+                return done;
+            }
+            self.open_base(file)?;
+        }
+    }
+
     /// Whether the file's data file has bytes, and no hole, in all of `range`.
-    fn is_there(&self, file: &Arc<FileBytes>, b: &mut Bytes, range: Range<u64>) -> Result<bool> {
+    fn is_there(&self, b: &Bytes, range: Range<u64>) -> Result<bool> {
         if b.created > self.volume.applied() {
             return Ok(false);
         }
-        let data = self.next_data(file, b, range.start)?;
+        let data = Self::next_data(b, range.start)?;
         Ok(data.is_some_and(|d| d.start <= range.start && range.end <= d.end))
     }
 
     /// The first range of data at or behind `at` in the file's data file, which is there.
-    fn next_data(
-        &self,
-        file: &Arc<FileBytes>,
-        b: &mut Bytes,
-        at: u64,
-    ) -> Result<Option<Range<u64>>> {
-        let base = match &b.base {
-            Some(base) => base,
-            None => b.base.insert(self.open_base(file)?),
-        };
-        let data = base.next_data(at);
+    fn next_data(b: &Bytes, at: u64) -> Result<Option<Range<u64>>> {
+        let data = b.base.as_ref().ok_or(NOT_OPEN)?.next_data(at);
         data.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
-    /// Opens a file's data file; another one's is closed, if there are many.
-    fn open_base(&self, file: &Arc<FileBytes>) -> Result<Arc<dyn File>> {
-        let opened = self.volume.data_file(file.number).map_err(|e| errno(&e))?;
+    /// Opens a file's data file; another one's is closed, if there are many. The caller holds no lock of
+    /// the mount.
+    fn open_base(&self, file: &Arc<FileBytes>) -> Result<()> {
+        let opened = match self.volume.data_file_at_once(file.number) {
+            Some(opened) => opened,
+            None => may_pause().map(|()| self.volume.data_file(file.number))?,
+        };
+        let opened = opened.map_err(|e| errno(&e))?;
         let mut bases = lock(&self.bases);
         bases.push_back(Arc::downgrade(file));
         if bases.len() > MOST_BASES
@@ -572,11 +601,20 @@ impl Fs {
         {
             b.base = None;
         }
-        Ok(opened)
+        drop(bases);
+        lock(&file.bytes).base = Some(opened);
+        Ok(())
     }
 
-    /// Stores bytes. True if that took set-ID bits from the file.
-    pub(crate) fn write(&self, ino: u64, offset: u64, bytes: &[u8], how: Writing) -> Result<bool> {
+    /// Stores bytes.
+    pub(crate) fn write(
+        &self,
+        ino: u64,
+        offset: u64,
+        bytes: &[u8],
+        how: Writing,
+        progress: &Progress,
+    ) -> Result<()> {
         let state = self.state();
         let (file, many) = (state.file(ino)?, self.is_much(&state));
         drop(state);
@@ -591,52 +629,54 @@ impl Fs {
             Err(Errno::TIMEDOUT | Errno::NOSPC) if how.mapped && self.fits_one_record() => {}
             begun => begun?,
         }
-        let killed = how.kill && self.take_set_ids(ino)?;
-        let range = offset..end;
-        self.await_mirror();
+        self.await_mirror()?;
+        if how.kill {
+            self.take_set_ids(ino, progress)?;
+        }
         let mut look = 0;
         loop {
-            let mut b = lock(&file.bytes);
-            self.writable()?;
-            if end > b.overlay.size() {
-                self.volume.check_size(end).map_err(|e| errno(&e))?;
+            match self.with_bytes(&file, |b| self.store(ino, b, offset..end, bytes)) {
+                Err(Errno::NOSPC) if self.look_again(&mut look)? => {}
+                stored => return stored,
             }
-            let new = if bytes.is_empty() {
-                0
-            } else {
-                b.overlay.new_blocks(&range)
-            };
-            let taken = match self.take_blocks(new) {
-                Ok(()) => true,
-                // A full disk takes what takes the place of other bytes.
-                Err(Errno::NOSPC) if self.is_there(&file, &mut b, range.clone())? => false,
-                Err(e) => {
-                    drop(b);
-                    match e {
-                        Errno::NOSPC if self.look_again(&mut look) => continue,
-                        e => return Err(e),
-                    }
-                }
-            };
-            self.count(ino, &mut b, now(), |o| {
-                o.write(offset, bytes);
-                if taken && new > 0 {
-                    o.take_blocks(&range);
-                }
-            });
-            return Ok(killed);
         }
     }
 
-    /// Takes set-ID bits from a file. True if it had some.
-    fn take_set_ids(&self, ino: u64) -> Result<bool> {
+    /// Stores bytes, if there is room for them.
+    fn store(&self, ino: u64, b: &mut Bytes, range: Range<u64>, bytes: &[u8]) -> Result<()> {
+        self.writable()?;
+        if range.end > b.overlay.size() {
+            self.volume.check_size(range.end).map_err(|e| errno(&e))?;
+        }
+        let new = if bytes.is_empty() {
+            0
+        } else {
+            b.overlay.new_blocks(&range)
+        };
+        let taken = match self.take_blocks(new) {
+            Ok(()) => true,
+            // A full disk takes what takes the place of other bytes.
+            Err(Errno::NOSPC) if self.is_there(b, range.clone())? => false,
+            Err(e) => return Err(e),
+        };
+        self.count(ino, b, now(), |o| {
+            o.write(range.start, bytes);
+            if taken && new > 0 {
+                o.take_blocks(&range);
+            }
+        });
+        Ok(())
+    }
+
+    /// Takes set-ID bits from a file.
+    fn take_set_ids(&self, ino: u64, progress: &Progress) -> Result<()> {
         let mut state = self.to_change()?;
-        let had = state.tree.node(ino)?.attributes.mode & 0o6000 != 0;
-        if had {
+        if state.tree.node(ino)?.attributes.mode & 0o6000 != 0 {
             let tree = &mut state.tree;
             tree.change(ino, |a| a.mode = without_set_ids(a.mode))?;
+            progress.killed.set(true);
         }
-        Ok(had)
+        Ok(())
     }
 
     /// Whether everything that waits still goes into a record: whoever begins a sync point by a spill
@@ -743,15 +783,15 @@ impl Fs {
         Ok(())
     }
 
-    /// `fallocate`: room is not reserved; holes are zeros. True if that took set-ID bits from the file.
+    /// `fallocate` of a range (offset and length): room is not reserved; holes are zeros.
     pub(crate) fn allocate(
         &self,
         ino: u64,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
         mode: i32,
         asker: Asker,
-    ) -> Result<bool> {
+        progress: &Progress,
+    ) -> Result<()> {
         self.writable()?;
         let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
         let keep = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
@@ -762,34 +802,40 @@ impl Fs {
         };
         let file = self.file(ino)?;
         // The kernel does not say whether it has to be.
-        let killed = asker.uid != 0 && self.take_set_ids(ino)?;
+        if asker.uid != 0 {
+            self.take_set_ids(ino, progress)?;
+        }
         let size = lock(&file.bytes).overlay.size();
         if !keep && end > size {
             self.resize(ino, &file, asker.now, end, |size| end > size)?;
         }
         if zeros {
             let end = end.min(size);
-            let mut at = offset;
+            // Zeros that are stored already are not stored again: they may be what has to wait.
+            let mut at = progress.zeroed.get().max(offset);
             // A hole stays one.
             while let Some(next) = self.next_written(&file, at)?.filter(|r| r.start < end) {
                 let n = (next.end.min(end) - next.start).min(ZEROS as u64) as usize;
-                self.write(ino, next.start, &vec![0; n], Writing::default())?;
+                let how = Writing::default();
+                self.write(ino, next.start, &vec![0; n], how, progress)?;
                 at = next.start + n as u64;
+                progress.zeroed.set(at);
             }
         }
-        Ok(killed)
+        Ok(())
     }
 
     /// The first range from `at` on that may have other bytes than zeros.
     fn next_written(&self, file: &Arc<FileBytes>, at: u64) -> Result<Option<Range<u64>>> {
-        let b = &mut *lock(&file.bytes);
-        let here = b.overlay.next(at);
-        if b.created > self.volume.applied() {
-            return Ok(here);
-        }
-        let data = self.next_data(file, b, at)?;
-        let data = data.map(|d| d.start.max(at)..d.end);
-        Ok(here.into_iter().chain(data).min_by_key(|r| r.start))
+        self.with_bytes(file, |b| {
+            let here = b.overlay.next(at);
+            if b.created > self.volume.applied() {
+                return Ok(here);
+            }
+            let data = Self::next_data(b, at)?;
+            let data = data.map(|d| d.start.max(at)..d.end);
+            Ok(here.into_iter().chain(data).min_by_key(|r| r.start))
+        })
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`. While a program has the file open to write, all of it is data:
@@ -873,6 +919,13 @@ impl Fs {
     }
 }
 
+impl Progress {
+    /// Whether the call took set-ID bits from the file.
+    pub(crate) fn killed(&self) -> bool {
+        self.killed.get()
+    }
+}
+
 /// Writing to a file, or giving it to somebody else, ends what its set-ID bits allowed.
 fn without_set_ids(mode: u32) -> u32 {
     match mode & 0o010 {
@@ -936,6 +989,7 @@ impl State {
             attributes,
             size,
             blocks: size.div_ceil(512),
+            is_sure: true,
             links: Tree::links(node),
         })
     }

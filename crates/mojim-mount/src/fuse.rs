@@ -25,10 +25,10 @@ use mojim::Batch;
 use rustix::io::Errno;
 
 use crate::Shared;
+use crate::at_once::{WOULD_WAIT, anew, at_once};
 use crate::beside::Beside;
 use crate::cells::{Kind, Time};
-use crate::fs::{Entry, Fs, Result, Seen, Wanted, Writing, now, time_of};
-use crate::later::{WOULD_WAIT, at_once};
+use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, now, time_of};
 use crate::tree::{Asker, Opened, Renames};
 
 /// How long the kernel may keep what it was told.
@@ -102,6 +102,14 @@ pub(crate) fn attr(s: &Seen) -> FileAttr {
     }
 }
 
+/// How long the kernel may keep what it is told of a node.
+fn kept(s: &Seen) -> &'static Duration {
+    match s.is_sure {
+        true => &ALWAYS,
+        false => &Duration::ZERO,
+    }
+}
+
 /// The handle of a file that was opened so.
 fn handle(flags: i32) -> FileHandle {
     FileHandle((flags & libc::O_ACCMODE != libc::O_RDONLY).into())
@@ -137,7 +145,7 @@ impl Server {
         &self.shared.fs
     }
 
-    /// Answers a call that may find no room: now, or later.
+    /// Answers a call that may have to wait: now, or later.
     fn when_room<T>(
         &self,
         req: &Request,
@@ -151,7 +159,7 @@ impl Server {
         }
         let mut answer = Some(answer);
         let again = move |fs: &Fs, failed: Option<Errno>| {
-            let done = failed.map_or_else(|| at_once(|| call(fs)), Err);
+            let done = failed.map_or_else(|| anew(|| call(fs)), Err);
             let waits = matches!(&done, Err(e) if *e == WOULD_WAIT);
             if !waits && let Some(answer) = answer.take() {
                 answer(fs, done);
@@ -159,6 +167,22 @@ impl Server {
             !waits
         };
         self.shared.later.call_again(fs, 0, Box::new(again));
+    }
+
+    /// Answers a call that changes nothing, and may have to wait until a data file is open.
+    fn when_open<T>(
+        &self,
+        req: &Request,
+        call: impl Fn(&Fs) -> Result<T> + Send + 'static,
+        answer: impl FnOnce(Result<T>) + Send + 'static,
+    ) {
+        let fs = self.fs(req);
+        let done = at_once(|| call(fs));
+        if !matches!(&done, Err(e) if *e == WOULD_WAIT) {
+            return answer(done);
+        }
+        let later = &self.shared.later;
+        later.call_when_open(fs, move |fs| answer(call(fs)));
     }
 
     /// Answers a sync point, when it is committed.
@@ -238,7 +262,7 @@ fn entry(fs: &Fs, reply: ReplyEntry, done: Result<Seen>) {
     match done {
         Ok(s) => {
             fs.tell(s.ino);
-            reply.entry(&ALWAYS, &attr(&s), Generation(0));
+            reply.entry(kept(&s), &attr(&s), Generation(0));
         }
         Err(e) => reply.error(no(e)),
     }
@@ -306,7 +330,7 @@ impl Filesystem for Server {
 
     fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         match self.fs(req).seen(ino.0) {
-            Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
+            Ok(s) => reply.attr(kept(&s), &attr(&s)),
             Err(e) => reply.error(no(e)),
         }
     }
@@ -340,7 +364,7 @@ impl Filesystem for Server {
         let asker = asker(req);
         let call = move |fs: &Fs| fs.set(ino.0, &want, asker);
         self.when_room(req, call, |_, done| match done {
-            Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
+            Ok(s) => reply.attr(kept(&s), &attr(&s)),
             Err(e) => reply.error(no(e)),
         });
     }
@@ -498,11 +522,16 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let mut out = vec![0; size as usize];
-        match self.fs(req).read(ino.0, offset, &mut out) {
-            Ok(n) => reply.data(&out[..n]),
+        let read = move |fs: &Fs| {
+            let mut out = vec![0; size as usize];
+            let n = fs.read(ino.0, offset, &mut out)?;
+            out.truncate(n);
+            Ok(out)
+        };
+        self.when_open(req, read, |done| match done {
+            Ok(bytes) => reply.data(&bytes),
             Err(e) => reply.error(no(e)),
-        }
+        });
     }
 
     fn write(
@@ -523,18 +552,23 @@ impl Filesystem for Server {
             in_vain: None,
         };
         let (fs, shared, place) = (self.fs(req), self.shared.clone(), (offset, data.len()));
-        let done = at_once(|| fs.write(ino.0, offset, data, how));
+        let progress = Progress::default();
+        let write = move |fs: &Fs, data: &[u8], how| {
+            let done = fs.write(ino.0, offset, data, how, &progress);
+            done.map(|()| progress.killed())
+        };
+        let done = at_once(|| write(fs, data, how));
         if done != Err(WOULD_WAIT) {
             return shared.wrote(ino, place, how, done, reply);
         }
-        if !shared.later.takes(fs, data.len()) {
-            let done = fs.write(ino.0, offset, data, how);
-            return shared.wrote(ino, place, how, done, reply);
+        // What the kernel writes back it writes from few requests at a time, and would drop.
+        if !how.mapped && !shared.later.takes(data.len()) {
+            return shared.wrote(ino, place, how, Err(Errno::NOMEM), reply);
         }
         let (data, mut reply) = (data.to_vec(), Some(reply));
         let again = move |fs: &Fs, in_vain: Option<Errno>| {
             let how = Writing { in_vain, ..how };
-            let done = at_once(|| fs.write(ino.0, offset, &data, how));
+            let done = anew(|| write(fs, &data, how));
             let waits = done == Err(WOULD_WAIT);
             if !waits && let Some(reply) = reply.take() {
                 shared.wrote(ino, place, how, done, reply);
@@ -630,7 +664,7 @@ impl Filesystem for Server {
                 continue;
             };
             let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
-            let full = reply.add(INodeNo(s.ino), at, name, &ALWAYS, &attr(&s), Generation(0));
+            let full = reply.add(INodeNo(s.ino), at, name, kept(&s), &attr(&s), Generation(0));
             if full {
                 break;
             }
@@ -728,17 +762,23 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let fs = self.fs(req);
-        let done = fs.allocate(ino.0, offset, length, mode, asker(req));
-        if done.is_err() {
-            // A part may be done, and the kernel keeps what it knew of the file.
-            self.shared.add_stale(ino.0);
-        }
-        self.shared.forget_mode(ino, done == Ok(true));
-        empty(reply, done.map(drop));
-        if done.is_err() {
-            self.shared.turn.notify();
-        }
+        let (shared, asker) = (self.shared.clone(), asker(req));
+        let progress = Progress::default();
+        let call = move |fs: &Fs| {
+            fs.allocate(ino.0, (offset, length), mode, asker, &progress)?;
+            Ok(progress.killed())
+        };
+        self.when_room(req, call, move |_, done| {
+            if done.is_err() {
+                // A part may be done, and the kernel keeps what it knew of the file.
+                shared.add_stale(ino.0);
+            }
+            shared.forget_mode(ino, done == Ok(true));
+            empty(reply, done.map(drop));
+            if done.is_err() {
+                shared.turn.notify();
+            }
+        });
     }
 
     fn lseek(
@@ -751,14 +791,14 @@ impl Filesystem for Server {
         reply: ReplyLseek,
     ) {
         let at = u64::try_from(offset).map_err(|_| Errno::NXIO);
-        let done = at.and_then(|at| match whence {
-            libc::SEEK_DATA => self.fs(req).seek(ino.0, at, false),
-            libc::SEEK_HOLE => self.fs(req).seek(ino.0, at, true),
+        let seek = move |fs: &Fs| match whence {
+            libc::SEEK_DATA => fs.seek(ino.0, at?, false),
+            libc::SEEK_HOLE => fs.seek(ino.0, at?, true),
             _ => Err(Errno::INVAL),
-        });
-        match done {
+        };
+        self.when_open(req, seek, |done| match done {
             Ok(at) => reply.offset(at as i64),
             Err(e) => reply.error(no(e)),
-        }
+        });
     }
 }

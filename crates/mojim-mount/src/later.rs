@@ -1,11 +1,11 @@
-//! Calls that are answered later: none of the threads that serve the kernel waits for the mirror, or for
-//! room in the log, longer than a moment.
+//! Calls that are answered later: none of the threads that serve the kernel waits for the mirror, for room,
+//! or for whoever applies records, longer than a moment.
 //!
 //! The mirror may be away for seconds or minutes. There are few threads that serve, so as many calls that
 //! wait would keep all others from being served, also those that only read.
 //!
-//! Owns the calls that wait, and two threads. One waits for sync points that were begun. The other makes
-//! calls anew that found no room.
+//! Owns the calls that wait, and three threads. One waits for sync points that were begun. One makes
+//! calls anew that found no room. One makes calls that only read, of files that are to be opened first.
 //!
 //! Invariants:
 //! - A sync point that is committed at once is waited for by the thread that serves it: no other
@@ -13,10 +13,9 @@
 //! - A call that is made anew had changed nothing.
 //! - A call fails for want of progress only if nothing has moved for as long as it has waited here, and
 //!   for at least as long as a caller of the volume waits; and after twice that time at the latest.
-//! - What waits here is bounded: a program's thread has one call; bytes of writes by what may wait
-//!   for a sync point.
+//! - What waits here is bounded: a program's thread has one call; bytes of writes by [`MOST_KEPT`], and
+//!   those that the kernel writes back by what it has under way at a time.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
@@ -35,32 +34,17 @@ const WAITING: usize = THREADS - 2;
 const SOON: Duration = Duration::from_millis(10);
 /// How often the threads look whether the mount ends.
 const TURN: Duration = Duration::from_secs(1);
-
-/// What a call says that has changed nothing and would have to wait. No program is told this.
-pub(crate) const WOULD_WAIT: Errno = Errno::INPROGRESS;
-
-thread_local! {
-    static AT_ONCE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Makes a call, which fails with [`WOULD_WAIT`] in place of a wait for room.
-pub(crate) fn at_once<T>(call: impl FnOnce() -> T) -> T {
-    AT_ONCE.set(true);
-    let done = call();
-    AT_ONCE.set(false);
-    done
-}
-
-/// Whether this thread must not wait for room.
-pub(crate) fn is_at_once() -> bool {
-    AT_ONCE.get()
-}
+/// Most bytes of writes that wait.
+const MOST_KEPT: usize = 256 << 20;
 
 /// Answers the kernel.
 type Answer = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// A call that found no room: true if it is answered. With an error it is, whatever it says.
 pub(crate) type Again = Box<dyn FnMut(&Fs, Option<Errno>) -> bool + Send>;
+
+/// A call that is made once, and answered.
+type Once = Box<dyn FnOnce(&Fs) + Send>;
 
 struct Call {
     number: u64,
@@ -84,6 +68,8 @@ pub(crate) struct Later {
     some_begun: Event,
     calls: Mutex<Calls>,
     some_calls: Event,
+    readers: Mutex<VecDeque<Once>>,
+    some_readers: Event,
     ends: AtomicBool,
 }
 
@@ -117,8 +103,8 @@ impl Later {
     }
 
     /// Whether a call may wait here that keeps `bytes`.
-    pub(crate) fn takes(&self, fs: &Fs, bytes: usize) -> bool {
-        lock(&self.calls).bytes + bytes <= fs.options().most_waiting
+    pub(crate) fn takes(&self, bytes: usize) -> bool {
+        lock(&self.calls).bytes + bytes <= MOST_KEPT
     }
 
     /// Has a call, which keeps `bytes`, made anew when there may be room.
@@ -139,6 +125,36 @@ impl Later {
         });
         drop(calls);
         self.some_calls.notify();
+    }
+
+    /// Has a call made, and answered, by a thread that may wait until a data file is open.
+    pub(crate) fn call_when_open(&self, fs: &Fs, call: impl FnOnce(&Fs) + Send + 'static) {
+        let mut readers = lock(&self.readers);
+        if self.ends.load(SeqCst) {
+            drop(readers);
+            return call(fs);
+        }
+        readers.push_back(Box::new(call));
+        drop(readers);
+        self.some_readers.notify();
+    }
+
+    /// The thread that waits until data files are open.
+    pub(crate) fn make_calls_that_read(&self, fs: &Fs) {
+        let next = || {
+            let mut readers = lock(&self.readers);
+            (readers.pop_front(), self.ends.load(SeqCst))
+        };
+        loop {
+            match next() {
+                (Some(call), _) => call(fs),
+                (None, true) => return,
+                (None, false) => {
+                    let ready = || self.ends.load(SeqCst) || !lock(&self.readers).is_empty();
+                    self.some_readers.wait_unless(ready, TURN);
+                }
+            }
+        }
     }
 
     /// The thread that waits for sync points.
@@ -192,8 +208,8 @@ impl Later {
         }
     }
 
-    /// Makes a call anew until it finds room, or waits in vain; so have those that came before it
-    /// began to wait.
+    /// Makes a call anew until it finds room, or waits in vain. So have those that came before it began
+    /// to wait, unless they need not wait.
     fn make(&self, fs: &Fs, mut call: Call) {
         let (mut wait, mut failed) = (RoomWait::default(), None);
         let before = lock(&self.calls).next;
@@ -206,7 +222,9 @@ impl Later {
         while failed.is_some()
             && let Some(mut call) = self.next_call(before)
         {
-            (call.again)(fs, failed);
+            if !(call.again)(fs, None) {
+                (call.again)(fs, failed);
+            }
         }
     }
 
@@ -224,12 +242,13 @@ impl Later {
         self.ends.load(SeqCst) && calls.all.is_empty()
     }
 
-    /// Nothing is taken any more; both threads end once nothing waits.
+    /// Nothing is taken any more; the threads end once nothing waits.
     pub(crate) fn end(&self) {
-        let (begun, calls) = (lock(&self.begun), lock(&self.calls));
+        let all = (lock(&self.begun), lock(&self.calls), lock(&self.readers));
         self.ends.store(true, SeqCst);
-        drop((begun, calls));
+        drop(all);
         self.some_begun.notify();
         self.some_calls.notify();
+        self.some_readers.notify();
     }
 }

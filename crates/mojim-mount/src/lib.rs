@@ -6,7 +6,7 @@
 //! `read` owns mounts that only show what a node that follows has.
 //!
 //! The files import downwards only: `read`; `fuse`, `commit`; `later`; `beside`, `directory`, `taking`;
-//! `fs`; `tree`; `names`, `room`; `cells`, `lost`, `overlay`.
+//! `fs`; `tree`; `names`, `room`; `at_once`, `cells`, `lost`, `overlay`.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
@@ -26,6 +26,7 @@ use mojim_env::{Context, Error, Result};
 use rustix::mount::UnmountFlags;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+mod at_once;
 mod beside;
 mod cells;
 mod commit;
@@ -135,6 +136,8 @@ impl Mounted {
         mounted.later.push(start("mojim-waits", sync_points)?);
         let calls = |s: &Shared| s.later.make_calls(&s.fs);
         mounted.later.push(start("mojim-calls", calls)?);
+        let reads = |s: &Shared| s.later.make_calls_that_read(&s.fs);
+        mounted.later.push(start("mojim-reads", reads)?);
         Ok(mounted)
     }
 

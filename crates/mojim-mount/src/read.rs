@@ -160,6 +160,7 @@ impl Shown {
             attributes: node.attributes.clone(),
             size,
             blocks: size.div_ceil(512),
+            is_sure: true,
             links: Tree::links(node),
         }
     }

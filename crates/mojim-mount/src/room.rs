@@ -112,6 +112,8 @@ pub(crate) struct Room {
     mirror: AtomicU64,
     /// A mirror has told its room, or was waited for.
     pub(crate) told: AtomicBool,
+    /// When a call had waited last for what was begun, in vain, and the last sync point of that.
+    vain: Mutex<Option<(Instant, u64)>>,
 }
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -132,6 +134,7 @@ impl Default for Room {
             block: AtomicU64::new(0),
             mirror: AtomicU64::new(0),
             told: AtomicBool::new(false),
+            vain: Mutex::default(),
         }
     }
 }
@@ -248,10 +251,25 @@ impl Room {
         }
     }
 
+    /// The last sync point that is not applied everywhere; 0: there is none.
+    fn last(&self) -> u64 {
+        lock(&self.begun).back().map_or(0, |(lsn, _)| *lsn)
+    }
+
     /// Whether a sync point behind `applied` waits to be applied.
     pub(crate) fn waits(&self, applied: u64) -> bool {
-        let last = lock(&self.begun).back().map(|(lsn, _)| *lsn);
-        last.is_some_and(|lsn| lsn > applied)
+        self.last() > applied
+    }
+
+    /// A call has waited for what was begun, and found no room.
+    pub(crate) fn looked_in_vain(&self) {
+        *lock(&self.vain) = Some((Instant::now(), self.last()));
+    }
+
+    /// Whether a call has waited so for the same sync points, within the last `time`: others need not.
+    pub(crate) fn was_vain_within(&self, time: Duration) -> bool {
+        let vain = *lock(&self.vain);
+        vain.is_some_and(|(at, last)| at.elapsed() < time && last == self.last())
     }
 
     /// A name was given that takes so much. Called under the lock of the mount's state.

@@ -5,13 +5,15 @@
 //! Invariants:
 //! - Nothing is asked for removals, cuts, attributes and renames, nor for bytes that take the
 //!   place of others in the data file: the reserve of the store is theirs.
-//! - Nobody holds a lock of the mount while it waits for what is begun to be applied.
+//! - Nobody holds a lock of the mount while it waits for what is begun to be applied. The threads that
+//!   serve the kernel do not wait for it, nor apply it.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::at_once::may_pause;
 use crate::fs::{Fs, Result};
 use crate::overlay::BLOCK;
 use crate::room::Need;
@@ -51,36 +53,42 @@ impl Fs {
     }
 
     /// Waits until a mirror that is linked for the first time has told its room: not long, and not
-    /// under a lock of the mount.
-    pub(crate) fn await_mirror(&self) {
+    /// under a lock of the mount, nor in a thread that serves.
+    pub(crate) fn await_mirror(&self) -> Result<()> {
         let told = &self.room.told;
         if told.load(SeqCst) {
-            return;
+            return Ok(());
         }
         for _ in 0..MOST_SILENT.as_millis() / SHORT.as_millis() {
             match self.volume.mirror_told() {
-                None => return,
+                None => return Ok(()),
                 Some(true) => break,
-                Some(false) => std::thread::sleep(SHORT),
+                Some(false) => may_pause().map(|()| std::thread::sleep(SHORT))?,
             }
         }
         told.store(true, SeqCst);
+        Ok(())
     }
 
     /// Too little was found for the `look`th time: has what is begun applied, which may free some.
     /// False if it is of no use to look again. The caller holds no lock of the mount.
-    pub(crate) fn look_again(&self, look: &mut u32) -> bool {
+    pub(crate) fn look_again(&self, look: &mut u32) -> Result<bool> {
         self.forget_room();
         let applied = self.volume.rooms().map(|(lsn, _)| lsn).min();
-        if *look >= LOOKS || !applied.is_some_and(|lsn| self.room.waits(lsn)) {
-            return false;
+        if *look >= LOOKS {
+            self.room.looked_in_vain();
         }
+        let is_vain = self.room.was_vain_within(LOOKS * PAUSE);
+        if is_vain || !applied.is_some_and(|lsn| self.room.waits(lsn)) {
+            return Ok(false);
+        }
+        may_pause()?;
         self.volume.apply_begun();
         if *look > 0 {
             std::thread::sleep(PAUSE);
         }
         *look += 1;
-        true
+        Ok(true)
     }
 
     /// Takes room for a name, and what comes with it: so many bytes, and `files` that the disk
@@ -108,11 +116,11 @@ impl Fs {
             bytes: NAME + 2 * path + 3 * name.len() as u64 + bytes as u64 + dirs * BLOCK,
             files: files + dirs,
         };
-        self.await_mirror();
+        self.await_mirror()?;
         let mut look = 0;
         loop {
             match self.room.take(need, || self.volume.rooms()) {
-                Err(Errno::NOSPC) if self.look_again(&mut look) => {}
+                Err(Errno::NOSPC) if self.look_again(&mut look)? => {}
                 taken => return taken.map(|()| need),
             }
         }

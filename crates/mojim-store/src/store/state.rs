@@ -306,12 +306,34 @@ impl Store {
     }
 
     /// The data file of a number. One that is open is had without the area's lock, which
-    /// whoever applies records holds over syncs of directories.
+    /// whoever applies records holds over syncs of directories. Waits behind all who apply.
     pub fn data_file(&self, id: u32) -> Result<Arc<dyn File>> {
         match self.open_files.get(id) {
             Some(f) => Ok(f),
-            None => self.area().file(id),
+            None => {
+                let _turn = self.applier.lock_behind();
+                lock(&self.area).file(id)
+            }
         }
+    }
+
+    /// The same without a wait; `None` where somebody has the area's lock.
+    pub fn data_file_at_once(&self, id: u32) -> Option<Result<Arc<dyn File>>> {
+        match self.open_files.get(id) {
+            Some(f) => Some(Ok(f)),
+            None => Some(self.area.try_lock().ok()?.file(id)),
+        }
+    }
+
+    /// The data file of a number, if it is open.
+    pub fn open_data_file(&self, id: u32) -> Option<Arc<dyn File>> {
+        self.open_files.get(id)
+    }
+
+    /// Where a data file lies; `None` where there is none, or somebody has the area's lock.
+    pub fn data_file_path(&self, id: u32) -> Option<PathBuf> {
+        let area = self.area.try_lock().ok()?;
+        Some(area.path(&area.get(id)?.name))
     }
 
     /// The most bytes that a data file can have here: the limit of the file system or of the

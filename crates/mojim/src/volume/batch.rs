@@ -209,6 +209,23 @@ impl Volume {
         self.0.primary.store.data_file(number)
     }
 
+    /// Bytes that a data file takes of the disk, if that can be told at once: whoever applies records
+    /// is not waited for.
+    pub fn allocated(&self, number: u32) -> Option<u64> {
+        let store = &self.0.primary.store;
+        let stat = match store.open_data_file(number) {
+            Some(f) => rustix::fs::fstat(f.fd()?),
+            None => rustix::fs::lstat(store.data_file_path(number)?),
+        };
+        Some(stat.ok()?.st_blocks as u64 * 512)
+    }
+
+    /// As [`Volume::data_file`], without a wait for whoever applies records: `None` if that would be
+    /// necessary.
+    pub fn data_file_at_once(&self, number: u32) -> Option<Result<Arc<dyn File>>> {
+        self.0.primary.store.data_file_at_once(number)
+    }
+
     /// Names of files in the volume's directory that are not part of the volume.
     pub fn strangers(&self) -> Result<Vec<String>> {
         self.0.primary.store.area().strangers()

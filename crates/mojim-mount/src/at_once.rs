@@ -1,0 +1,70 @@
+//! How long a call may wait in the thread that makes it.
+//!
+//! Owns that, for each thread. Threads that serve the kernel wait for nothing. The thread that makes calls
+//! anew waits for a moment: until a disk has room, or a data file is open. All other threads wait.
+
+use std::cell::Cell;
+
+use rustix::io::Errno;
+
+/// What a call says that has changed nothing and would have to wait. No program is told this.
+pub(crate) const WOULD_WAIT: Errno = Errno::INPROGRESS;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum May {
+    Wait,
+    /// A moment, and not until the log has room.
+    Pause,
+    Nothing,
+}
+
+thread_local! {
+    static MAY: Cell<May> = const { Cell::new(May::Wait) };
+}
+
+fn only<T>(may: May, call: impl FnOnce() -> T) -> T {
+    MAY.set(may);
+    let done = call();
+    MAY.set(May::Wait);
+    done
+}
+
+/// Makes a call, which fails with [`WOULD_WAIT`] in place of a wait.
+pub(crate) fn at_once<T>(call: impl FnOnce() -> T) -> T {
+    only(May::Nothing, call)
+}
+
+/// Makes a call, which may wait for a moment, and fails with [`WOULD_WAIT`] in place of a longer wait.
+pub(crate) fn anew<T>(call: impl FnOnce() -> T) -> T {
+    only(May::Pause, call)
+}
+
+/// Whether this thread must not wait until the log has room.
+pub(crate) fn is_at_once() -> bool {
+    MAY.get() != May::Wait
+}
+
+/// Fails with [`WOULD_WAIT`] if this thread must not even wait for a moment.
+pub(crate) fn may_pause() -> Result<(), Errno> {
+    match MAY.get() {
+        May::Nothing => Err(WOULD_WAIT),
+        May::Wait | May::Pause => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that served slept for a moment, up to ten times in a call, until a full disk had room: eight
+    /// such calls kept all others waiting.
+    #[test]
+    fn a_thread_that_serves_does_not_pause() {
+        assert_eq!(
+            at_once(|| (is_at_once(), may_pause())),
+            (true, Err(WOULD_WAIT))
+        );
+        assert_eq!(anew(|| (is_at_once(), may_pause())), (true, Ok(())));
+        assert_eq!((is_at_once(), may_pause()), (false, Ok(())));
+    }
+}
