@@ -2,7 +2,7 @@
 //! nobody has to do anything but make room. Needs root, for small file systems.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -144,7 +144,15 @@ fn a_disk_that_others_fill_stops_nothing_for_good() {
             file.sync_all().unwrap();
         }
         let kept = c.dir.join(node).join(".mojim/v/reserve.3");
-        await_that("room that is kept", || kept.exists().then_some(()));
+        // What is committed and not applied would need the room that others take.
+        await_that("what was written, applied", || {
+            let has =
+                |n: &str| fs::metadata(c.dir.join(node).join("v").join(n)).map(|m| m.blocks());
+            let whole = |n: &str| has(n).is_ok_and(|blocks| blocks * 512 >= 1 << 20);
+            (whole("f") && whole("g")).then_some(())
+        });
+        let is_kept = || fs::metadata(&kept).is_ok_and(|m| m.blocks() > 0);
+        await_that("room that is kept", || is_kept().then_some(()));
         let filler = fill(&c.dir.join(node));
         drop(g);
         fs::remove_file(m.at.join("g")).unwrap();
