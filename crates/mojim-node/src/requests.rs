@@ -11,7 +11,6 @@ use std::time::Duration;
 use mojim_format::message::checked;
 use mojim_format::{Frame, FrameKind, State, Superblock};
 use mojim_protocol::view::{Member, Register};
-use mojim_protocol::{LAST_EPOCH, is_near};
 use serde_json::{Value, json};
 
 use super::{Node, is_full};
@@ -49,8 +48,7 @@ pub(super) fn speaks_otherwise(e: &Error) -> bool {
 fn may_swap(now: &Register, new: &Register, who: &str) -> bool {
     let is = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.node == who);
     let leads = now.version == 0 || is(&now.primary);
-    let near = now.version == 0 || is_near(new.epoch, now.epoch);
-    is(&new.primary) && near && (leads || new.mirror.is_none())
+    is(&new.primary) && (leads || new.mirror.is_none())
 }
 
 fn copy_state(state: State) -> CopyState {
@@ -310,7 +308,7 @@ impl Node {
             let now = self.voted(v)?.read(&v.name)?;
             may = may_swap(&now, new, name);
         }
-        match known && new.epoch <= LAST_EPOCH {
+        match known {
             true if may => Ok(()),
             true => Err(Error::Invalid(format!(
                 "a view of volume {} is not changed so by a node that is not in it",
@@ -805,7 +803,6 @@ mod tests {
         assert!(may_swap(&now, &view(4, 9, m("b"), None), "b"));
         assert!(may_swap(&now, &view(4, 9, m("c"), None), "c"));
         assert!(!may_swap(&now, &view(4, 9, m("c"), m("a")), "c"));
-        assert!(!may_swap(&now, &view(4, 1 << 50, m("a"), None), "a"));
     }
 
     /// A primary's node of an earlier version, which does not know `standing`, counted as

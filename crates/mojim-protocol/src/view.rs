@@ -12,6 +12,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::pairing::{FAR, is_near};
+
 /// A node in a view. Its incarnation changes when it loses what it had promised
 /// to hold; then it is no longer a member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +56,16 @@ impl Register {
         Register {
             version: self.version + 1,
             ..self.clone()
+        }
+    }
+
+    /// Whether a view of `epoch` can be the next one. What a node has promised may lie [`FAR`]
+    /// above this view, and a view that follows on such a promise somewhat above that. A register
+    /// that was never written knows no epoch.
+    pub fn is_near(&self, epoch: u64) -> bool {
+        match self.epoch {
+            0 => is_near(epoch, 0),
+            now => is_near(epoch, now.saturating_add(FAR)),
         }
     }
 
@@ -183,6 +195,19 @@ mod tests {
             node: node.into(),
             incarnation,
         }
+    }
+
+    #[test]
+    fn no_view_comes_far_after_another() {
+        let of = |epoch| Register {
+            epoch,
+            ..Register::default()
+        };
+        // A register of a volume that was led without one may begin late.
+        assert!(of(0).is_near(FAR + 9) && !of(0).is_near(FAR << 12));
+        let promised = 5 + FAR;
+        assert!(of(5).is_near(promised + crate::LEAP) && !of(5).is_near(promised + FAR + 1));
+        assert!(!of(u64::MAX).is_near(crate::LAST_EPOCH + 1));
     }
 
     #[test]

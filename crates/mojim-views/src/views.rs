@@ -655,6 +655,13 @@ impl Inner {
             )));
         }
         self.room.check(&s)?;
+        let now = self.now.read(&s.volume);
+        if !now.is_near(s.new.epoch) {
+            return Err(Error::Invalid(format!(
+                "epoch {} does not follow on epoch {} of volume {:?}: nobody can have come as far",
+                s.new.epoch, now.epoch, s.volume
+            )));
+        }
         // openraft would refuse, too, but with the error that it also gives for an entry
         // that it lost with the leadership, and that may come back.
         if self.leader() != Some(self.id) {

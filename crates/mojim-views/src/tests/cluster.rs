@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use mojim_env::{Address, Error};
 use mojim_linux::{Listener, Os};
 use mojim_protocol::view::Register;
+use mojim_protocol::{FAR, LAST_EPOCH};
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{RaftCall, Retired};
 
@@ -108,6 +109,37 @@ fn each_version_is_won_once() {
         assert_eq!(read(&d.at(name), "v"), won[&VERSIONS][0]);
         assert_eq!(read(&d.at(name), "another"), Register::default());
     }
+}
+
+/// Without keys, any local user had a register take an epoch near the end of the numbers: only
+/// a node that proved its name was bound, and only by the node that it asked.
+#[test]
+fn no_epoch_comes_far_after_another() {
+    let d = Daemons::started(&ABC);
+    let leader = d.leader("");
+    let new = |version, epoch| Register {
+        epoch,
+        ..register(version, "x")
+    };
+    // Whatever the fate of others is, this one is refused.
+    let refused = |new: &Register| {
+        let begun = Instant::now();
+        loop {
+            match d.at(&leader).swap("v", new) {
+                Err(Error::Timeout(_)) if begun.elapsed() < DEADLINE => {}
+                r => return matches!(r, Err(Error::Invalid(_))),
+            }
+        }
+    };
+    assert!(refused(&new(1, LAST_EPOCH)));
+    assert!(swap(&d.at(&leader), "v", &new(1, 7)));
+    for far in [3 * FAR, LAST_EPOCH, u64::MAX] {
+        assert!(refused(&new(2, far)));
+        // Nor does a question that another voter passes on.
+        assert!(d.at(&d.follower()).swap("v", &new(2, far)).is_err());
+    }
+    assert_eq!(read(&d.at(&leader), "v"), new(1, 7));
+    assert!(swap(&d.at(&d.follower()), "v", &new(2, 7 + FAR)));
 }
 
 #[test]
