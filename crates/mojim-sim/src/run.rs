@@ -122,7 +122,10 @@ fn run_cluster(
     trace: bool,
     only: Only,
 ) -> (Outcome, Option<Nobody>) {
-    let mut cluster = Cluster::new(seed, mutation);
+    run_this(Cluster::new(seed, mutation), seed, trace, only)
+}
+
+fn run_this(mut cluster: Cluster, seed: u64, trace: bool, only: Only) -> (Outcome, Option<Nobody>) {
     cluster.world.only_failures(only);
     if trace {
         cluster.world.trace_on();
@@ -229,6 +232,18 @@ impl Total {
     }
 }
 
+/// Runs a seed with `mutation`. Returns the expected report of it, if there is one: the same run
+/// without the mutation must fail in nothing.
+fn caught(seed: u64, mutation: Mutation) -> Option<String> {
+    let failure = run(seed, Some(mutation), false).failure?;
+    let is_noticed = mutation.breaks().iter().any(|p| failure.starts_with(p));
+    let sound = || {
+        let (o, _) = run_this(Cluster::sound(seed, mutation), seed, false, None);
+        o.failure.is_none()
+    };
+    (is_noticed && sound()).then_some(failure)
+}
+
 /// The lowest seed at which a mutation is caught with an expected report, and this
 /// report.
 pub fn catch_mutation(
@@ -237,9 +252,8 @@ pub fn catch_mutation(
     most: u64,
     jobs: u64,
 ) -> Option<(u64, String)> {
-    let is_noticed = |f: &String| mutation.breaks().iter().any(|p| f.starts_with(p));
     if let Some(seed) = mutation.seen_at()
-        && let Some(f) = run(seed, Some(mutation), false).failure.filter(is_noticed)
+        && let Some(f) = caught(seed, mutation)
     {
         return Some((seed, f));
     }
@@ -255,11 +269,11 @@ pub fn catch_mutation(
         if seed >= first + most || best.is_some_and(|b| b < seed) {
             return;
         }
-        let Some(f) = run(seed, Some(mutation), false).failure else {
+        let Some(f) = caught(seed, mutation) else {
             continue;
         };
         let mut found = found.lock().expect("no thread panics");
-        if is_noticed(&f) && found.as_ref().is_none_or(|b| seed < b.0) {
+        if found.as_ref().is_none_or(|b| seed < b.0) {
             *found = Some((seed, f));
         }
     };

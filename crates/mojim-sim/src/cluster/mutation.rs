@@ -172,26 +172,26 @@ impl Mutation {
     /// first. Where a change of the simulator moves its runs, the search finds another.
     pub fn seen_at(self) -> Option<u64> {
         match self {
-            Mutation::ApplyBeforeLog => Some(71),
-            Mutation::ReplaceEarly => Some(432),
-            Mutation::AmnesiacMember => Some(99),
+            Mutation::ApplyBeforeLog => Some(163),
+            Mutation::ReplaceEarly => Some(131),
+            Mutation::AmnesiacMember => Some(3203),
             Mutation::NoFence => Some(131),
-            Mutation::AdmitEarly => Some(78),
-            Mutation::ForwardAcrossTerms => Some(614),
-            Mutation::IgnorePause => Some(509),
-            Mutation::Overtake => Some(541),
-            Mutation::KeepEpoch => Some(269),
-            Mutation::AskConfigured => Some(125),
+            Mutation::AdmitEarly => Some(103),
+            Mutation::AdmitInDoubt => Some(1595),
+            Mutation::ForwardAcrossTerms => Some(65),
+            Mutation::IgnorePause => Some(261),
+            Mutation::Overtake => Some(1658),
+            Mutation::KeepEpoch => Some(158),
+            Mutation::AskConfigured => Some(290),
             Mutation::IgnoreLease => Some(689),
             Mutation::LookSilently => Some(142),
-            Mutation::ForgetRing => Some(3415),
-            Mutation::AloneInRing => Some(1109),
-            Mutation::ReleaseEarly => Some(253),
-            Mutation::PromiseEarly => Some(3941),
-            Mutation::TrustWire => Some(68),
-            Mutation::TellOld => Some(58),
+            Mutation::ForgetRing => Some(1435),
+            Mutation::AloneInRing => Some(2029),
+            Mutation::ReleaseEarly => Some(1538),
+            Mutation::PromiseEarly => Some(10_783),
+            Mutation::TrustWire => Some(108),
+            Mutation::TellOld => Some(332),
             Mutation::StampParts => Some(28_407),
-            Mutation::SpillUnsynced => Some(3941),
             Mutation::SpillOnce => Some(130),
             _ => None,
         }
@@ -240,6 +240,19 @@ impl Mutation {
         ) || self.is_of_succession()
     }
 
+    /// Whether its story needs a pair without a register and backups, and many losses of power.
+    pub(super) fn is_of_pairs(self) -> bool {
+        matches!(
+            self,
+            Mutation::PromiseEarly | Mutation::SpillUnsynced | Mutation::ForgetRing
+        )
+    }
+
+    /// Whether it breaks a rule of views, and is noticed sooner where there is no backup.
+    pub(super) fn needs_no_backup(self) -> bool {
+        self.is_of_views() && !self.is_of_backups() && self != Mutation::AdmitInDoubt
+    }
+
     /// Whether it breaks a rule of spill files.
     pub(super) fn is_of_spills(self) -> bool {
         matches!(self, Mutation::SpillUnsynced | Mutation::SpillOnce)
@@ -275,7 +288,8 @@ impl Mutation {
             Mutation::ForgetMissing | Mutation::TellOld => &["3:"],
             Mutation::StampParts => &["told:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
-            Mutation::SpillUnsynced => &["3:"],
+            // What is lost of a spill file may also keep its record from being applied, for ever.
+            Mutation::SpillUnsynced => &["3:", "live:", "told:"],
             Mutation::CallReplaced => &["replaced:"],
             // The spill file's record is refused for ever.
             Mutation::SpillOnce => &["live:"],

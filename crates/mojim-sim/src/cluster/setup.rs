@@ -89,6 +89,10 @@ impl Setup {
             setup.mode = Mode::Sync;
             setup.views = true;
         }
+        let by_hand = mutation.is_some_and(Mutation::is_of_pairs);
+        if by_hand {
+            (setup.mode, setup.views) = (Mode::Sync, false);
+        }
         let mut streams = Rng::new(seed ^ 0x7374_7265_616d);
         setup.copy_streams = streams.between(1, 4) as usize;
         setup.stream_pace = *streams.pick(&[1, 4, 30]);
@@ -96,11 +100,18 @@ impl Setup {
             setup.copy_streams = 2;
             setup.stream_pace = 30;
         }
-        setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
+        // A backup makes runs long, and trouble rare.
+        let alone = by_hand || mutation.is_some_and(Mutation::needs_no_backup);
+        if !alone {
+            setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
+        }
         setup.draw_second(&mut Rng::new(seed ^ 0x7477_6f00));
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         if mutation.is_some() {
-            setup.trouble = setup.trouble.max(400);
+            setup.trouble = setup.trouble.max(match by_hand {
+                true => 1000,
+                false => 400,
+            });
         }
         setup
     }

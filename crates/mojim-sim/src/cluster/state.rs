@@ -234,6 +234,13 @@ impl Cluster {
         }
     }
 
+    /// The cluster in which `mutation` would be noticed, without it.
+    pub fn sound(seed: u64, mutation: Mutation) -> Cluster {
+        let mut cluster = Cluster::new(seed, Some(mutation));
+        cluster.mutation = None;
+        cluster
+    }
+
     pub(super) fn note(&self, text: impl FnOnce() -> String) {
         self.world.note(|| format!("--- {}", text()));
     }
