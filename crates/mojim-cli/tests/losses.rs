@@ -158,7 +158,7 @@ fn what_a_file_without_a_name_loses_is_no_loss_in_the_end() {
 fn what_fails_while_the_mirror_is_away_has_changed_nothing() {
     let c = Cluster::new(SYNC);
     let text = c.text(SYNC, "e2e");
-    let text = text.replace("\"5s\"", "\"100ms\"\nresend_attempts = 2");
+    let text = text.replace("\"5s\"", "\"700ms\"\nresend_attempts = 2");
     c.configure(&text.replace("4MiB", "1MiB"));
     let _a = c.node("a");
     let mut b = c.node("b");
