@@ -170,6 +170,16 @@ fn files_ahead_of_logs_that_were_put_back_excuse_what_the_guarantees_say() {
     assert_eq!(run(508119, None, false).failure, None);
 }
 
+/// A sync point that removed files was begun: they had left the catalogue, and the note of removals
+/// named them. The process was killed, the log was damaged, and an operator gave up what it lacked,
+/// which that sync point was part of. So it was never applied again, and the files lay in the
+/// directory beside the volume's.
+#[test]
+fn a_removal_that_was_given_up_leaves_no_file() {
+    catch_panics();
+    assert_eq!(run(818245, None, false).failure, None);
+}
+
 #[test]
 fn a_seed_repeats() {
     for seed in 1..=20 {

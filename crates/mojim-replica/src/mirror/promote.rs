@@ -294,7 +294,7 @@ impl Mirror {
         self.store.truncate(tail)?;
         self.received.reset(tail);
         self.store.persist_all()?;
-        self.store.apply_all(tail)?;
+        self.store.apply_last(tail)?;
         // Last, so that a promotion that fails before has not happened.
         self.store.begin_epoch(
             epoch,

@@ -65,6 +65,12 @@ impl Area {
         self.finish_removal_to(self.catalog_lsn)
     }
 
+    /// All records of this copy are applied. A note of removals that is left is of sync points that
+    /// were given up: what it names left the catalogue with them, and goes from the directory, too.
+    pub fn finish_removals_given_up(&mut self) -> Result<()> {
+        self.finish_removal_to(u64::MAX)
+    }
+
     /// [`Area::finish_removal`], if it is of a record up to `lsn`.
     fn finish_removal_to(&mut self, lsn: u64) -> Result<()> {
         // A newer note belongs to a record that will be applied again.

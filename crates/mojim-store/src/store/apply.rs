@@ -360,6 +360,14 @@ impl Store {
         }
     }
 
+    /// [`Store::apply_all`] of a copy that goes on with what it has: nothing behind `tail` comes
+    /// again, also what the files show in part.
+    pub fn apply_last(&self, tail: u64) -> Result<()> {
+        self.apply_all(tail)?;
+        let done = lock(&self.area).finish_removals_given_up();
+        self.fail(done)
+    }
+
     /// Runs `f` on the data area while nothing is applied to it, behind all who wait to apply,
     /// to checkpoint, or for a link. `f` also gets the applied LSN.
     pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
