@@ -332,6 +332,10 @@ impl Checker {
         c.knew = told.max(left);
         c.is_unopened = true;
         self.damaged += 1;
+        if self.lost_by == Some(n) {
+            // What the log told before, it may tell no more: it was damaged again.
+            self.lost = self.lost.map(|l| self.points.before(l, told.max(left)));
+        }
         self.lower()
     }
 
@@ -383,10 +387,14 @@ impl Checker {
         self.copies[n].told.is_some() || self.copies[n].earlier
     }
 
-    /// Whether node `n` lacks acknowledged points because its log is damaged, while node
-    /// `other`, up or down, has them.
+    /// Whether node `n` lacks acknowledged points, while node `other`, up or down, has them.
     pub fn has_less(&self, n: usize, other: usize) -> bool {
-        self.is_damaged(n) && !self.holds(n, self.floor) && self.holds(other, self.floor)
+        !self.has_all(n) && self.has_all(other)
+    }
+
+    /// Whether node `n`'s copy is bound to have everything that is acknowledged.
+    pub fn has_all(&self, n: usize) -> bool {
+        self.holds(n, self.floor)
     }
 
     /// Whether node `n`'s log is damaged, and the node may lack acknowledged points for that.

@@ -180,6 +180,39 @@ fn a_removal_that_was_given_up_leaves_no_file() {
     assert_eq!(run(818245, None, false).failure, None);
 }
 
+/// The simulator's operator let a copy go on that had less, although the refusal of the attach named
+/// another node with more, which ran (809737), was down for the moment (814037, 816938), or had the
+/// lower LSN, of a later epoch (814771).
+#[test]
+fn an_operator_goes_on_with_the_copy_that_has_more() {
+    catch_panics();
+    for seed in [809737, 814037, 816938] {
+        assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
+    }
+    let outcome = run_with(814771, Some([1, 7, 8].into()));
+    assert_eq!(outcome.failure, None);
+}
+
+/// What the checker did not allow, though the guarantees do. 807429: a log was damaged twice, and the
+/// second time it lost the records that had told of more. 808587: a mirror whose log is in memory had
+/// lost its power before the register named it, for what it had acknowledged before; then the
+/// primary lost its ring.
+#[test]
+fn two_failures_in_a_row_excuse_what_the_guarantees_say() {
+    catch_panics();
+    let failures = [
+        1, 3, 4, 7, 11, 12, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29, 30, 31, 32, 35, 36, 37, 41,
+        42, 43, 45, 46, 49,
+    ];
+    let outcome = run_with(807429, Some(failures.into()));
+    assert_eq!(outcome.failure, None);
+    let outcome = run_with(808587, Some([0, 6].into()));
+    assert_eq!(outcome.failure, None);
+    for seed in [807429, 808587, 814771] {
+        assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_repeats() {
     for seed in 1..=20 {

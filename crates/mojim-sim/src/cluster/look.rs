@@ -49,6 +49,7 @@ impl Cluster {
     }
 
     fn look(&mut self, n: usize) -> Checked {
+        self.look_at_life(n);
         self.look_at_backups(n)?;
         match &mut self.nodes[n].role {
             Role::Down => Ok(()),
@@ -106,6 +107,21 @@ impl Cluster {
                 self.compare(n, &p.store)?;
                 self.acknowledge(n)
             }
+        }
+    }
+
+    /// Takes note of how often a node whose log is in memory had lost its power when the present
+    /// life of its copy began.
+    fn look_at_life(&mut self, n: usize) {
+        let store = match &self.nodes[n].role {
+            Role::Primary(p) => &p.p.store,
+            Role::Mirror(m) => &m.m.store,
+            Role::Down => return,
+        };
+        if self.setup.views && !self.setup.persistent()[n] {
+            let failures = self.check.failures()[n];
+            let life = store.superblock().life;
+            self.named.entry((n, life)).or_insert(failures);
         }
     }
 

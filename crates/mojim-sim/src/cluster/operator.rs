@@ -1,7 +1,10 @@
 //! What an operator does: promotes, gives up, stops; and an application that ends.
 //!
-//! Owns the decisions on which copy goes on where no register decides. Invariant: an
-//! operator gives up what is missing only after having looked at all nodes that run.
+//! Owns the decisions on which copy goes on where no register decides. Invariants:
+//! - An operator gives up what is missing only after having looked at all nodes that run.
+//! - Where there are backups, or a log is damaged, a copy with everything that is acknowledged goes
+//!   on by force, if there is one: the refusal of an attach and `mojim status` say which nodes have
+//!   more, and of which epoch. A node that is down is started first.
 
 use std::sync::Arc;
 
@@ -20,7 +23,10 @@ impl Cluster {
     /// As `mojim promote --force` does after a refused attach: the operator has looked,
     /// and what is missing is lost for good.
     pub(super) fn go_on_by_word(&mut self, n: usize, store: Arc<Store>) -> Checked {
-        let has_less = |to: usize| self.check.has_less(n, to);
+        // An attach asks its mirror by itself: if there is no other node, and no log is damaged, the
+        // operator takes its word, and the checker notices if it was wrong.
+        let may_lack = self.setup.backup || self.check.is_damaged(n);
+        let has_less = |to: usize| may_lack && self.check.has_less(n, to);
         let down = |to: usize| matches!(self.nodes[to].role, Role::Down);
         if (0..NODES).any(|to| has_less(to) && down(to)) {
             // A node that has more is started first.
@@ -31,17 +37,18 @@ impl Cluster {
         }
         let has_less = (0..NODES).any(has_less);
         self.check.word();
-        // Node `n` may have nothing, or, its log being damaged, less than another node.
-        // Then the running node that has the most goes on.
+        // Node `n` may have nothing, or less than another node. Then the running node that has
+        // the most goes on: of an older branch a higher LSN is not more.
         let whole = |to: usize| match &self.nodes[to].role {
             Role::Mirror(mir) if mir.m.store.superblock().state == State::Whole => {
-                Some((mir.m.tail(), to, mir.m.clone()))
+                let most = (self.check.has_all(to), mir.m.tail());
+                Some((most, to, mir.m.clone()))
             }
             _ => None,
         };
         let other = match store.superblock().state {
             State::Whole if !has_less => None,
-            _ => (0..NODES).filter_map(whole).max_by_key(|(tail, ..)| *tail),
+            _ => (0..NODES).filter_map(whole).max_by_key(|(most, ..)| *most),
         };
         let others_run = self.places.iter().all(|to| *to == n || !down(*to));
         if other.is_none() && store.superblock().state != State::Whole && others_run {

@@ -96,7 +96,8 @@ pub struct Cluster {
     /// justify it.
     pub(super) nobody: Option<Vec<usize>>,
     /// How often a node had lost its power when the register first named this
-    /// life of its copy.
+    /// life of its copy; if its log is in memory, when this life was first seen: a loss of power
+    /// ends it, also before the register names it.
     pub(super) named: BTreeMap<(usize, u64), u32>,
     /// The register's version, and how often each node had lost its power when this
     /// version came. A node named by the next version may have lost its power while that
