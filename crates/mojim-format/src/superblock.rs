@@ -264,6 +264,16 @@ fn check_slot(b: &[u8]) -> Result<u32, FormatError> {
             found: u32_at(b, 0),
         });
     }
+    // Before the version: a damaged version is no sign of another release. Every version has the
+    // checksum in this place.
+    let (found, expected) = (u32_at(b, CRC_AT), crc32c(&b[..CRC_AT]));
+    if found != expected {
+        return Err(FormatError::Checksum {
+            what: WHAT,
+            found,
+            expected,
+        });
+    }
     let version = u32_at(b, 8);
     // In version 1 the nonces and two of the flags were reserved, and zero, and in version 2
     // what the logs had.
@@ -272,14 +282,6 @@ fn check_slot(b: &[u8]) -> Result<u32, FormatError> {
             what: WHAT,
             found: version.min(u16::MAX as u32) as u16,
             known: SUPERBLOCK_VERSION as u16,
-        });
-    }
-    let (found, expected) = (u32_at(b, CRC_AT), crc32c(&b[..CRC_AT]));
-    if found != expected {
-        return Err(FormatError::Checksum {
-            what: WHAT,
-            found,
-            expected,
         });
     }
     Ok(version)
@@ -322,9 +324,8 @@ fn history_of(b: &[u8]) -> Result<Vec<EpochStart>, FormatError> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_written_is_read_and_flips_are_found() {
-        let s = Superblock {
+    fn example() -> Superblock {
+        Superblock {
             version: SUPERBLOCK_VERSION,
             sequence: 3,
             volume_id: 99,
@@ -362,7 +363,12 @@ mod tests {
             nonce: 21,
             nonce_before: 20,
             logged: 1100,
-        };
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_flips_are_found() {
+        let s = example();
         let b = s.encode();
         assert_eq!(Superblock::decode(&b[..]).unwrap(), s);
         // As version 1 wrote it: the nonces, and two flags, were reserved.
@@ -391,6 +397,19 @@ mod tests {
             let mut c = b.clone();
             c[bit / 8] ^= 1 << (bit % 8);
             assert!(Superblock::decode(&c[..]).is_err(), "bit {bit}");
+        }
+    }
+
+    /// A flipped bit made another version of a slot that is not needed, and the copy was not opened:
+    /// a newer release seemed to have written it.
+    #[test]
+    fn a_damaged_version_is_no_other_release() {
+        let b = example().encode();
+        for bit in 8 * 8..12 * 8 {
+            let mut c = b.clone();
+            c[bit / 8] ^= 1 << (bit % 8);
+            let e = Superblock::decode(&c[..]).unwrap_err();
+            assert!(matches!(e, FormatError::Checksum { .. }), "bit {bit}: {e}");
         }
     }
 }
