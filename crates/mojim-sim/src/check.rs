@@ -319,6 +319,7 @@ impl Checker {
         };
         if self.points[hold].last <= left {
             self.tells_less(n, told.max(left));
+            self.tells_more(n, left, told);
             return Ok(());
         }
         let p = self.points.before(hold, left);
@@ -351,6 +352,17 @@ impl Checker {
         if self.lost_by == Some(n) {
             self.lost = self.lost.map(|l| self.points.before(l, told));
         }
+    }
+
+    /// The damaged log of node `n` has lost nothing that the copy was known to have made durable. But
+    /// a failure cut off the step that made more durable, up to `told`, of which `left` can be read.
+    fn tells_more(&mut self, n: usize, left: u64, told: u64) {
+        let c = &mut self.copies[n];
+        if told <= left || c.told.is_some() {
+            return;
+        }
+        (c.told, c.knew, c.is_unopened) = (Some(told), told, true);
+        self.damaged += 1;
     }
 
     /// Node `n` lost its power, and has now what it had at `p`, which is of an earlier time;

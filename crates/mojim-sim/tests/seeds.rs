@@ -213,6 +213,15 @@ fn two_failures_in_a_row_excuse_what_the_guarantees_say() {
     }
 }
 
+/// What the checker did not allow, though the guarantees do: the power went in the step that made
+/// records durable and began to apply them. Then those records were damaged. The catalogue shows
+/// that they were there, and the node refuses to go on.
+#[test]
+fn damage_to_what_was_made_durable_last_is_told() {
+    catch_panics();
+    assert_eq!(run(904100 | REPLACES, None, false).failure, None);
+}
+
 /// One bit of the superblock's slot that is not needed was damaged, in its version: the copy was not
 /// opened, since a newer release seemed to have written it.
 #[test]
