@@ -213,6 +213,16 @@ fn two_failures_in_a_row_excuse_what_the_guarantees_say() {
     }
 }
 
+/// What the checker did not allow, though the guarantees do: a program that had not heard yet of its
+/// mirror's replacement was making the old node its mirror, and the register named that node again.
+#[test]
+fn a_replaced_node_may_be_named_until_its_primary_knows() {
+    catch_panics();
+    for seed in [904408, 904569].map(|s| s | REPLACES) {
+        assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
+    }
+}
+
 /// What the checker did not allow, though the guarantees do: the power went in the step that made
 /// records durable and began to apply them. Then those records were damaged. The catalogue shows
 /// that they were there, and the node refuses to go on.

@@ -203,7 +203,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Once the view has left the replaced node, that node must not be in a view again.
+    /// Once the view has left the replaced node, and the program knows of it, that node must not be
+    /// in a view again. A program that does not know yet may still be making it its mirror.
     fn watch_gone(&mut self) -> Checked {
         let Some((old, version)) = self.replacing.as_ref().and_then(|r| r.gone) else {
             return Ok(());
@@ -217,7 +218,7 @@ impl Cluster {
                 NAMES[old]
             ));
         }
-        self.left_gone |= !is_named;
+        self.left_gone |= self.is_left(old);
         Ok(())
     }
 

@@ -65,7 +65,7 @@ pub struct Cluster {
     pub(super) rank: [u64; NODES],
     /// The replacement of a node, in a seed that may have one.
     pub(super) replacing: Option<Replacing>,
-    /// The register no longer names the replaced node.
+    /// The register no longer names the replaced node, and no program goes by it.
     pub(super) left_gone: bool,
     /// Draws which of several backups a step is about.
     pub(super) which: Rng,
