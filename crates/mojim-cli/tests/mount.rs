@@ -939,6 +939,52 @@ fn mounts_that_read_show_whole_sync_points() {
     c.assert_equal();
 }
 
+/// The threads that apply on the mirror and that forward to a backup had the lowest priority. Beside six busy
+/// programs on two processors the first one got a thousandth of a processor, with the lock for which readers
+/// wait, and with the log full, for whose room the primary waits: fsync failed after 10 s in four of four runs.
+/// The second one let the backup's link fall silent.
+#[test]
+fn no_thread_of_a_node_that_others_wait_for_has_a_lower_priority() {
+    // The name of a thread as the system cuts it off, and its nice value.
+    fn threads(node: &support::Process) -> Vec<(String, i64)> {
+        let all = fs::read_dir(format!("/proc/{}/task", node.child.id())).unwrap();
+        let one = |e: fs::DirEntry| {
+            let stat = fs::read_to_string(e.path().join("stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+            let nice = rest.split_whitespace().nth(16)?.parse().ok()?;
+            Some((name.to_owned(), nice))
+        };
+        all.flatten().filter_map(one).collect()
+    }
+    let c = with_backup();
+    let nodes = ["a", "b", "c"].map(|n| c.node(n));
+    let m = Mount::new(&c, "a", &[]);
+    fs::write(m.at.join("f"), "f").unwrap();
+    // It is said at a thread's start, before it works: the backup has got this by all of them.
+    await_or(
+        "the backup's copy",
+        || c.logs(),
+        || fs::exists(c.dir.join("c/v/f")).unwrap().then_some(()),
+    );
+    for (node, needed) in [
+        (1, "mojim-checkpoin"),
+        (1, "mojim-forward"),
+        (2, "mojim-checkpoin"),
+    ] {
+        let all = threads(&nodes[node]);
+        let found: Vec<_> = all.iter().filter(|(name, _)| name == needed).collect();
+        assert!(!found.is_empty(), "{needed}: {all:?}");
+    }
+    let own = threads(&nodes[1])[0].1;
+    for node in &nodes {
+        let all = threads(node);
+        // Nobody waits for the one that touches memory beforehand.
+        let others = all.iter().filter(|(name, _)| name != "mojim-populate");
+        others.for_each(|(name, nice)| assert_eq!(*nice, own, "{name}: {all:?}"));
+    }
+    m.end();
+}
+
 /// The node's daemon dies and comes back: calls fail meanwhile, and say why. Files come and go
 /// that no mount made: each keeps its number.
 #[test]

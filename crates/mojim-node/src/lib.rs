@@ -507,15 +507,15 @@ impl Node {
     }
 
     fn checkpoint_loop(&self, m: &Mirror) {
-        mojim_env::threads::yield_to_others();
+        // Readers, a primary whose record finds no room, and who takes over wait for its locks.
+        mojim_env::threads::yield_at_wakeups();
         let mut pacer = Pacer::of_mirror();
         // What is committed found no room.
         let mut full = false;
         while !m.is_closed() {
             let limit = m.apply_limit();
             if m.store.count_names(limit) {
-                // Names take long, and who takes over waits for whoever applies: not at the
-                // lowest priority.
+                // Names take long: the other thread applies them, and this one goes on asking.
                 m.store.hurry();
                 std::thread::sleep(Duration::from_millis(1));
                 continue;

@@ -792,7 +792,8 @@ pub fn run(
     stop: impl Fn() -> bool,
     say: impl Fn(&str),
 ) {
-    mojim_env::threads::yield_to_others();
+    // The backup hears of this node by this thread, and gives it up after a silence.
+    mojim_env::threads::yield_at_wakeups();
     let work = &source.backups().work;
     let mut said = None;
     let mut active = false;

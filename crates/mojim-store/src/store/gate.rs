@@ -1,7 +1,7 @@
 //! The applier's lock, and who goes first.
 //!
 //! Owns the order of two kinds of threads that take one lock: those that keep the node going (who
-//! apply and checkpoint, at the lowest priority; links), and readers, of which there may be many
+//! apply and checkpoint; links), and readers, of which there may be many
 //! that ask without a pause. The system's mutex is whoever's is awake when it becomes free: a
 //! reader that asks again at once.
 //!

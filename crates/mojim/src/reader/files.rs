@@ -28,7 +28,7 @@ use super::view::{File, Mark, PAGE, for_each_op};
 
 /// How long a question is repeated that the node refuses, or that does not reach it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long if it is only slow: what it has to do first has the lowest priority there.
+/// How long if it is only slow: it applies what is committed first, and its disk may be slow.
 const SLOW: Duration = Duration::from_secs(30);
 
 /// A volume's files on a node that follows.
