@@ -10,7 +10,7 @@ use std::process::Command;
 mod support;
 use support::cluster::{self, SYNC, Setup};
 use support::home::Home;
-use support::{Counted, Process, continue_all, stop_all, text, voters};
+use support::{Counted, Process, await_or, continue_all, stop_all, text, voters};
 
 /// What becomes of node `a`, whose program has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,17 +54,17 @@ fn copy(from: &Path, to: &Path) {
     );
 }
 
-/// Node `a`'s directory as it is now.
-fn keep(c: &Home) -> PathBuf {
+/// A node's directory as it is now.
+fn keep(c: &Home, node: &str) -> PathBuf {
     let kept = c.dir.join("kept");
     let _ = fs::remove_dir_all(&kept);
-    copy(&c.dir.join("a"), &kept);
+    copy(&c.dir.join(node), &kept);
     kept
 }
 
-fn put_back(c: &Home, kept: &Path, fault: Fault) {
+fn put_back(c: &Home, node: &str, kept: &Path, fault: Fault) {
     for place in fault.places() {
-        let (from, to) = (kept.join(place), c.dir.join("a").join(place));
+        let (from, to) = (kept.join(place), c.dir.join(node).join(place));
         match to.is_dir() {
             true => fs::remove_dir_all(&to).unwrap(),
             false => fs::remove_file(&to).unwrap(),
@@ -114,7 +114,7 @@ fn strike(c: &Home, fault: Fault, a: &mut Process) -> u64 {
         program.acknowledged(found, found + 100);
         program.finish();
         a.signal("STOP");
-        let kept = keep(c);
+        let kept = keep(c, "a");
         a.signal("CONT");
         let (mut program, found) = c.program("a", &["--entries", "50", "--linger"]);
         program.acknowledged(found, found + 50);
@@ -124,7 +124,7 @@ fn strike(c: &Home, fault: Fault, a: &mut Process) -> u64 {
         } else {
             a.signal("STOP");
         }
-        put_back(c, &kept, fault);
+        put_back(c, "a", &kept, fault);
         match fault {
             Fault::Whole => *a = c.node("a"),
             _ => a.signal("CONT"),
@@ -135,7 +135,7 @@ fn strike(c: &Home, fault: Fault, a: &mut Process) -> u64 {
     program.await_more(100);
     let kept = (fault != Fault::Flush).then(|| {
         stop_all(&[program.id()]);
-        let kept = keep(c);
+        let kept = keep(c, "a");
         continue_all(&[program.id()]);
         program.await_more(100);
         kept
@@ -145,7 +145,7 @@ fn strike(c: &Home, fault: Fault, a: &mut Process) -> u64 {
     let acknowledged = program.stop();
     lose_memory(c);
     match kept {
-        Some(kept) => put_back(c, &kept, fault),
+        Some(kept) => put_back(c, "a", &kept, fault),
         None => lose_flushes(c),
     }
     a.signal("CONT");
@@ -242,13 +242,13 @@ fn an_older_log_is_not_taken_for_all_there_was() {
     let program = busy(&c);
     program.await_more(100);
     stop_all(&[program.id()]);
-    let kept = keep(&c);
+    let kept = keep(&c, "a");
     continue_all(&[program.id()]);
     program.await_more(500);
     a.kill();
     let acknowledged = program.stop();
     lose_memory(&c);
-    put_back(&c, &kept, Fault::Log);
+    put_back(&c, "a", &kept, Fault::Log);
     let _a = c.node("a");
     for _ in 0..2 {
         let said = match c.try_program("a", &["--entries", "1"]) {
@@ -275,4 +275,43 @@ fn an_older_log_is_not_taken_for_all_there_was() {
 fn a_running_mirror_has_what_the_registers_primary_lost() {
     by_register("sync", &[Fault::Log, Fault::Copy]);
     by_register("sync-flush", &[Fault::Flush, Fault::Directory, Fault::Copy]);
+}
+
+/// The mirror's copy was put back as of before its primary had attached last, and the primary's
+/// node stood still when the mirror came back: it took over with 100 of 300 acknowledged entries,
+/// and replaced the copy that had all of them.
+#[test]
+fn a_mirror_of_earlier_does_not_take_over() {
+    let c = voters::Cluster::new("sync", "disk");
+    let (a, mut b, _w) = (c.node("a"), c.node("b"), c.node("w"));
+    let append = |from: u64| {
+        let (mut program, found) = c.program("a", &["--entries", "100", "--linger"]);
+        assert_eq!(found, from);
+        program.acknowledged(found, found + 100);
+        c.await_mirror();
+        program.finish();
+    };
+    append(0);
+    b.kill();
+    let kept = keep(&c, "b");
+    b = c.node("b");
+    append(100);
+    a.signal("STOP");
+    b.kill();
+    put_back(&c, "b", &kept, Fault::Copy);
+    let _b = c.node("b");
+    let why = await_or(
+        "why it does not take over",
+        || c.status().to_string() + &c.logs(),
+        || Some(c.says("b")["take_over_error"].as_str()?.to_owned()),
+    );
+    for what in ["of an earlier time", "promote --force"] {
+        assert!(why.contains(what), "{what:?}: {why}");
+    }
+    let out = c.mojim("promote", &["--name", "b"]);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+    assert!(text(&out.stderr).contains("of an earlier time"));
+    a.signal("CONT");
+    append(200);
+    c.assert_equal();
 }

@@ -792,6 +792,7 @@ mod tests {
             epoch,
             primary,
             mirror,
+            promised: 0,
         };
         let now = view(3, 4, m("a"), m("b"));
         // The primary goes on alone, raises and admits.

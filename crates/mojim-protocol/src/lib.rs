@@ -17,7 +17,7 @@ pub use history::History;
 pub use lane::{Arrival, LaneIn};
 pub use pairing::{
     Acknowledged, FAR, Holding, Known, LAST_EPOCH, LEAP, Lacks, Loss, Plan, WORD, has_lost,
-    is_near, is_rival, loss, may_promise, reconcile,
+    is_near, is_rival, loss, may_outbid, may_promise, reconcile,
 };
 pub use prefix::Prefix;
 pub use rule::{AckRule, Patience, Verdict};

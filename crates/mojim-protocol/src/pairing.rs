@@ -119,6 +119,19 @@ pub fn may_promise(epoch: u64, begun: u64, promised: u64) -> bool {
     is_near(epoch, begun) || epoch <= promised.saturating_add(2 * LEAP).min(LAST_EPOCH)
 }
 
+/// Whether a primary, which then begins a later epoch, believes that a node that follows it has
+/// promised `epoch`. A stranger may have had that node promise [`FAR`] more than was begun, and a
+/// little more with each question after that: so this bound is [`FAR`] above the other one, and
+/// leaves room below that of the register ([`crate::view::Register::is_near`]). At the same bound,
+/// the second question of a stranger kept every primary from attaching.
+pub fn may_outbid(epoch: u64, begun: u64, promised: u64) -> bool {
+    let further = match begun {
+        0 => 0,
+        begun => begun.saturating_add(FAR - 8 * LEAP),
+    };
+    may_promise(epoch, begun, promised) || is_near(epoch, further)
+}
+
 /// Whether `other`, which `kept` would replace, is its rival: both were promoted by hand,
 /// neither knowing of the other's promotion, and what `other` acknowledged since is not
 /// in `kept`. The epochs do not tell which promotion was later, so an operator decides.
@@ -283,7 +296,32 @@ mod tests {
         for epoch in [LAST_EPOCH + 1, u64::MAX] {
             assert!(!may_promise(epoch, LAST_EPOCH, LAST_EPOCH));
             assert!(!may_promise(epoch, u64::MAX, u64::MAX));
+            assert!(!may_outbid(epoch, u64::MAX, u64::MAX));
         }
+    }
+
+    /// A stranger asked a mirror for as much as it promises, and then for a little more: no
+    /// primary followed on that, since it believed no more than a mirror promises at once.
+    #[test]
+    fn a_primary_follows_on_what_a_stranger_can_have_had_promised() {
+        let (begun, mut promised) = (7, 7);
+        for step in 0..100_000 {
+            let next = match step {
+                0 => begun + FAR,
+                _ => promised + 2 * LEAP,
+            };
+            assert!(may_promise(next, begun, promised));
+            promised = next;
+            assert!(may_outbid(promised, begun, begun), "after {step} questions");
+            // The mirror follows, and the register agrees.
+            let of = crate::view::Register {
+                epoch: begun,
+                ..Default::default()
+            };
+            assert!(may_promise(promised + LEAP + 2, begun, promised));
+            assert!(of.is_near(promised + LEAP + 2));
+        }
+        assert!(!may_outbid(begun + 2 * FAR, begun, begun));
     }
 
     fn copy(id: u64, state: State, tail: u64, e: &[(u64, u64)]) -> Holding {

@@ -37,6 +37,10 @@ pub struct Register {
     pub primary: Option<Member>,
     /// The node that must acknowledge them; none while the primary is alone.
     pub mirror: Option<Member>,
+    /// The epoch that the mirror had durably promised when it was named last, 0 where that is
+    /// not known. A copy of its that promises less is of an earlier time.
+    #[serde(default)]
+    pub promised: u64,
 }
 
 /// Why a view does not change as proposed.
@@ -74,12 +78,18 @@ impl Register {
         self.primary.as_ref() == Some(m)
     }
 
+    /// Whether the view's mirror, which has durably promised `epoch`, had promised more when it
+    /// was named: its copy has forgotten that, and with it what was acknowledged since.
+    pub fn is_forgotten(&self, epoch: u64) -> bool {
+        self.mirror.is_some() && epoch < self.promised
+    }
+
     /// Whether `m` is the view's mirror, in this life of its copy.
     pub fn is_mirror(&self, m: &Member) -> bool {
         self.mirror.as_ref() == Some(m)
     }
 
-    /// A primary attaches: it begins `epoch`, with `mirror` or alone.
+    /// A primary attaches: it begins `epoch`, which `mirror` has durably promised, or alone.
     /// `adopted`: it has adopted everything that the view's mirror holds, so it
     /// counts as a member even in another life of its copy.
     pub fn attach(
@@ -105,6 +115,7 @@ impl Register {
             epoch,
             primary: Some(me.clone()),
             mirror: mirror.cloned(),
+            promised: mirror.map_or(0, |_| epoch),
             ..self.next()
         })
     }
@@ -116,6 +127,7 @@ impl Register {
         }
         Ok(Register {
             mirror: None,
+            promised: 0,
             ..self.next()
         })
     }
@@ -128,13 +140,15 @@ impl Register {
         Ok(self.next())
     }
 
-    /// A mirror that holds everything becomes a member, in the same epoch.
-    pub fn admit(&self, me: &Member, mirror: &Member) -> Result<Register, Refusal> {
+    /// A mirror that holds everything becomes a member, in the same epoch. `promised`: the epoch
+    /// in which it follows.
+    pub fn admit(&self, me: &Member, mirror: &Member, promised: u64) -> Result<Register, Refusal> {
         if !self.is_primary(me) {
             return Err(Refusal::NotPrimary);
         }
         Ok(Register {
             mirror: Some(mirror.clone()),
+            promised,
             ..self.next()
         })
     }
@@ -167,6 +181,7 @@ impl Register {
             epoch,
             primary: Some(me.clone()),
             mirror: None,
+            promised: 0,
             ..self.next()
         })
     }
@@ -181,6 +196,7 @@ impl Register {
             epoch,
             primary: Some(me.clone()),
             mirror: None,
+            promised: 0,
             ..self.next()
         })
     }
@@ -235,8 +251,13 @@ mod tests {
         // alone, then together again, in one epoch
         let alone = r.alone(&a).unwrap();
         assert_eq!(alone.take_over(&b, 5), Err(Refusal::NotMember));
-        let again = alone.admit(&a, &m("b", 3)).unwrap();
+        let again = alone.admit(&a, &m("b", 3), 2).unwrap();
         assert_eq!((again.version, again.epoch), (3, 2));
+        // What the mirror has promised by then is remembered, and of no other one.
+        assert!(r.is_forgotten(1) && !r.is_forgotten(2) && again.is_forgotten(1));
+        assert!(!alone.is_forgotten(0) && !s.is_forgotten(0));
+        // A raise is agreed on before the mirror hears of it.
+        assert!(!again.raise(&a, 9).unwrap().is_forgotten(2));
         assert_eq!(again.raise(&a, 2), Err(Refusal::OldEpoch));
         assert_eq!(again.raise(&a, 9).unwrap().epoch, 9);
     }

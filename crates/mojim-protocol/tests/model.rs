@@ -405,6 +405,8 @@ impl Reg {
             epoch: self.epoch as u64,
             primary: self.primary.map(Who::member),
             mirror: self.mirror.map(Who::member),
+            // No copy of the model's goes back in time.
+            promised: 0,
         }
     }
 
@@ -913,7 +915,7 @@ impl Step<'_> {
             self.answered(n, What::Admit, Outcome::Done);
             return true;
         }
-        let new = reg.admit(&me, &peer);
+        let new = reg.admit(&me, &peer, 0);
         if new.is_ok() {
             // From the moment that it is asked for it may be so.
             self.p(n).alone = false;

@@ -30,7 +30,7 @@ use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, St
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{
-    AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_promise, reconcile,
+    AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_outbid, reconcile,
 };
 
 use crate::handshake::{Opening, theirs, too_large};

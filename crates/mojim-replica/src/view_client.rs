@@ -183,7 +183,8 @@ impl Claimant {
             // still be on its way to the register, and fails from now on.
             Change::Alone => reg.alone(me).map(Some),
             Change::Admit(peer) if reg.is_primary(me) && reg.is_mirror(peer) => Ok(None),
-            Change::Admit(peer) => reg.admit(me, peer).map(Some),
+            // It follows in the epoch that this node's copy has begun.
+            Change::Admit(peer) => reg.admit(me, peer, self.view).map(Some),
             Change::Raise(epoch) if reg.is_primary(me) && reg.epoch == *epoch => Ok(None),
             Change::Raise(epoch) => reg.raise(me, *epoch).map(Some),
             Change::Look => reg.look(me).map(Some),

@@ -706,6 +706,32 @@ fn a_promise_carries_nobody_far() {
     says(begun + FAR + LEAP + 3).unwrap();
 }
 
+/// After two questions of a stranger's, the second one for a little more, no primary attached any
+/// more: it believed no more than a mirror promises at once.
+#[test]
+fn a_primary_attaches_after_what_strangers_had_promised() {
+    let (mut nodes, p, s) = under_way("outbids");
+    drop(s);
+    p.persist_wait(0).unwrap();
+    p.store.release_lock();
+    drop(p);
+    nodes.kill();
+    let b = nodes.store("b");
+    let begun = b.superblock().view.epoch;
+    let promised = begun + FAR + 5;
+    b.update(|sb| sb.promised = promised).unwrap();
+    b.release_lock();
+    drop(b);
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.until("the attach", |_| {
+        s.step();
+        assert!(s.fatal().is_none(), "{:?}", s.fatal());
+        p.store.superblock().view.epoch > promised
+    });
+}
+
 /// A session that ends since no node can have begun or promised what the mirror says.
 fn refused(nodes: &mut Nodes, p: &Arc<Primary>) -> Session {
     let mut s = nodes.session(p);

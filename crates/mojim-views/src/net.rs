@@ -971,6 +971,7 @@ mod tests {
             epoch: u64::MAX,
             primary: member.clone(),
             mirror: member,
+            promised: u64::MAX,
         };
         let mut s = Swap { volume: long, new };
         room.check(&s).unwrap();

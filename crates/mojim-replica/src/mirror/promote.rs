@@ -41,6 +41,19 @@ pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
     Ok(())
 }
 
+/// Fails where the register knows that this copy, the view's mirror's, had promised more: it is
+/// of an earlier time, and may lack what was acknowledged since.
+fn check_promise(reg: &Register, sb: &Superblock) -> Result<()> {
+    if !reg.is_forgotten(sb.promised) {
+        return Ok(());
+    }
+    let (volume, primary) = (&sb.volume, reg.primary.as_ref().map_or("", |p| &p.node));
+    Err(Error::Invalid(format!(
+        "the copy of volume {volume} on node {} is of an earlier time: it had promised epoch {} as the mirror of the view, and knows of epoch {} at most. What was acknowledged since may be missing here, so this node does not become primary by itself. Start node {primary}, which brings this copy up to date; if it is lost for good, `mojim promote --force --volume {volume} --name {}` goes on with what is here",
+        sb.node, reg.promised, sb.promised, sb.node
+    )))
+}
+
 impl Mirror {
     /// Becomes primary if the register agrees. `suspect`: the primary is silent;
     /// otherwise only what the register has agreed to is completed. `ask` asks the other nodes
@@ -194,6 +207,7 @@ impl Mirror {
             // This node was interrupted after the register had agreed.
             reg.epoch
         } else if reg.is_mirror(&me) {
+            check_promise(&reg, &sb)?;
             self.store.next_epoch(sb.promised.max(reg.epoch))
         } else {
             return Ok(None);

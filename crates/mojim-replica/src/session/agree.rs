@@ -271,7 +271,7 @@ impl Session {
         if let Some(view_client) = &self.view_client {
             begun = begun.max(view_client.register.epoch);
         }
-        may_promise(epoch, begun, self.epoch.max(sb.promised))
+        may_outbid(epoch, begun, self.epoch.max(sb.promised))
     }
 
     /// The peer follows a newer view than this node knows. With a register, views are

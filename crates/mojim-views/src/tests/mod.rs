@@ -43,5 +43,6 @@ fn register(version: u64, who: &str) -> Register {
             incarnation: version,
         }),
         mirror: None,
+        promised: 0,
     }
 }
