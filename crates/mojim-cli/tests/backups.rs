@@ -226,14 +226,14 @@ fn a_backup_goes_on_when_primary_and_mirror_are_lost() {
 }
 
 /// A cluster whose backup `c` is reached over a slow link by whoever uses the
-/// second configuration: 256 KiB/s, in bursts.
-fn with_slow_backup(mode: &str, threshold: u64, extra: &str) -> (Cluster, PathBuf) {
+/// second configuration: each connection takes `burst` bytes in 2.2 s, at once.
+fn with_slow_backup(mode: &str, threshold: u64, burst: usize, extra: &str) -> (Cluster, PathBuf) {
     let extra = format!("secondary_threshold = {threshold}\n{extra}");
     let c = Cluster::new(mode, &extra);
     let text = fs::read_to_string(c.file()).unwrap();
     let at = text.find("[node.c]\naddress = \"").unwrap() + "[node.c]\naddress = \"".len();
     let address = text[at..].split('"').next().unwrap().to_owned();
-    let port = link::slow(address.clone(), 640 << 10, Duration::from_millis(2200));
+    let port = link::slow(address.clone(), burst, Duration::from_millis(2200));
     let slow = c.dir.join("slow.toml");
     fs::write(&slow, text.replace(&address, &format!("127.0.0.1:{port}"))).unwrap();
     (c, slow)
@@ -247,13 +247,15 @@ fn with_slow_backup(mode: &str, threshold: u64, extra: &str) -> (Cluster, PathBu
 fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
     const THRESHOLD: u64 = 64 << 10;
     const CONNECTIONS: u64 = 2;
+    // Less than a busy machine's program does, about 150 KiB/s on each connection.
+    const BURST: usize = 160 << 10;
     for transport in ["tcp", "shm"] {
         // A sync point suspects a link after one second, and fails after two;
         // for longer than that nothing goes to the backup, again and again.
         let extra = format!(
             "transport = \"{transport}\"\nconnections = {CONNECTIONS}\nresend_timeout = \"1s\"\nresend_attempts = 2"
         );
-        let (c, slow) = with_slow_backup("sync", THRESHOLD, &extra);
+        let (c, slow) = with_slow_backup("sync", THRESHOLD, BURST, &extra);
         let _a = c.node("a");
         let _c = c.node("c");
         let _d = c.node("d");
@@ -261,7 +263,7 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
         let mut b = Process::start(&args, &c.dir.join("b.txt"));
         assert!(b.line().unwrap().contains("is ready at"));
 
-        let args = ["--entries", "3000", "--first", "1", "--linger"];
+        let args = ["--entries", "1500", "--first", "1", "--linger"];
         let (mut p, _) = c.program("a", &args);
         p.acknowledged(0, 1);
         await_that("b forwards to c", || {
@@ -277,7 +279,7 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
         let mut most = 0;
         let mut p = std::thread::scope(|s| {
             let t = s.spawn(|| {
-                p.acknowledged(1, 3000);
+                p.acknowledged(1, 1500);
                 p
             });
             while !t.is_finished() {
@@ -311,7 +313,7 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
 /// was sent anew from the beginning, for ever.
 #[test]
 fn a_spill_file_reaches_a_slow_backup() {
-    let (c, slow) = with_slow_backup("sync", 1 << 20, "connections = 2");
+    let (c, slow) = with_slow_backup("sync", 1 << 20, 640 << 10, "connections = 2");
     let _a = c.node("a");
     let _c = c.node("c");
     let _d = c.node("d");
@@ -338,7 +340,8 @@ fn a_spill_file_reaches_a_slow_backup() {
 #[test]
 fn a_slow_backup_paces_a_primary_without_a_mirror() {
     const THRESHOLD: u64 = 64 << 10;
-    let (c, slow) = with_slow_backup("async", THRESHOLD, "");
+    const BURST: usize = 200 << 10;
+    let (c, slow) = with_slow_backup("async", THRESHOLD, BURST, "");
     let _a = c.node("a");
     let mut b = c.node("b");
     let _c = c.node("c");
@@ -357,7 +360,7 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
         "--node",
         "a",
         "--entries",
-        "3001",
+        "1501",
         "--first",
         "1",
         "--linger",
@@ -378,7 +381,7 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
     let mut most = 0;
     let mut p = std::thread::scope(|s| {
         let t = s.spawn(|| {
-            p.acknowledged(2, 3002);
+            p.acknowledged(2, 1502);
             p
         });
         while !t.is_finished() {
@@ -395,7 +398,7 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
     );
     // Its last words get half a second, which may not be enough for the rest.
     await_that("all entries at c", || {
-        (entries(&c.log("c")) == 3002).then_some(())
+        (entries(&c.log("c")) == 1502).then_some(())
     });
     p.finish();
     c.assert_same("c", "a");
@@ -421,7 +424,7 @@ fn entries(log: &[u8]) -> u64 {
 /// gave it: its log filled, and then every sync point waited for the copy's end.
 #[test]
 fn what_gives_a_copy_to_a_backup_goes_on() {
-    let (c, slow) = with_slow_backup("sync", 256 << 10, "");
+    let (c, slow) = with_slow_backup("sync", 256 << 10, 640 << 10, "");
     let _a = c.node("a");
     let args = ["node", "--config", slow.to_str().unwrap(), "--name", "b"];
     let mut b = Process::start(&args, &c.dir.join("b.txt"));
