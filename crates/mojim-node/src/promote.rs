@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use mojim_format::{State, Superblock};
-use mojim_protocol::promotion::{Asked, Candidate, Other, Refusal, contested, judge};
+use mojim_protocol::promotion::{Asked, Candidate, Other, Refusal, contested, judge, outdone};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -25,6 +25,7 @@ use mojim_replica::mirror::Mirror;
 use mojim_replica::mirror::promote::check_primary;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Request, Standing};
+use mojim_replica::told::disbelieved;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
 
@@ -356,8 +357,7 @@ impl Node {
         if let Err(why) = judge(&copy, alive.is_some(), &others, asked) {
             return Err(self.not_promoted(v, &m, &copy, alive, why));
         }
-        let above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
-        let (epoch, last) = m.promote(above)?;
+        let (epoch, last) = m.promote(outdone(&copy, &others))?;
         self.hand_over(v, m, last)?;
         info!(
             node = %self.me.name, volume = %v.name, code = "promoted",
@@ -527,7 +527,7 @@ impl Node {
                 epoch: sane(s.epoch).unwrap_or(0),
                 leads: whole && s.primary == node && sane(s.epoch).is_some(),
                 has: sane(s.last_lsn).filter(|_| whole),
-                known: s.known.filter(|k| sane(k.epoch).is_some()).map(Into::into),
+                known: s.claim(),
                 node,
             });
         }
@@ -546,12 +546,13 @@ fn behind(me: &str, volume: &str, copy: &Candidate, o: &Other, lsn: u64) -> Erro
             format!("`mojim promote --force --name {node}` goes on with them")
         }
         has => format!(
-            "It has LSN {} only itself. Go on with the node that has most by `mojim status`, or, if node {node} cannot know this, end its daemon",
+            "It has LSN {} only itself. Go on with the node that has most by `mojim status`",
             has.unwrap_or(0)
         ),
     };
     Error::Invalid(format!(
-        "node {node} has sync points of volume {volume} up to LSN {lsn}, or knows of them, this node up to LSN {tail} only. {then}; `mojim promote --force` here gives them up"
+        "node {node} has sync points of volume {volume} up to LSN {lsn}, or knows of them, this node up to LSN {tail} only. {then}; `mojim promote --force` here gives them up. {}",
+        disbelieved(node)
     ))
 }
 

@@ -15,10 +15,12 @@ use mojim_format::message::checked;
 use mojim_format::{CatalogEntry, FrameKind, crc32c};
 use mojim_linux::{Listener, Os};
 use mojim_protocol::view::Register;
-use mojim_protocol::{History, LEAP};
+use mojim_protocol::{FAR, History, LEAP};
 use mojim_replica::client::Client;
 use mojim_replica::layout;
-use mojim_replica::request::{CopyState, Part, Question, RaftCall, Read, Request, Since, Standing};
+use mojim_replica::request::{
+    CopyState, Known, Part, Question, RaftCall, Read, Request, Since, Standing,
+};
 use mojim_store::store::{Store, read_superblock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -330,10 +332,65 @@ fn what_a_peer_says_keeps_from_a_promotion() {
     // Another version's words.
     p.b.says_raw(json!({ "lsn": 5 }));
     a.is_refused(true, "runs another version");
+    // A view that only one node tells of is no reason to begin one that no other node follows.
+    p.b.says(&whole("b", view + FAR));
+    a.is_refused(false, "knows a later view");
+    let done = a.promote(true).unwrap();
+    assert!(done["epoch"].as_u64().unwrap() < view + FAR / 2, "{done}");
     // Absurd numbers are ignored.
     p.b.says(&whole("b", u64::MAX));
     let done = a.promote(true).unwrap();
     assert!(done["epoch"].as_u64().unwrap() < u64::MAX / 4, "{done}");
+}
+
+/// A backup's word, which may be false, ends an attach. An absurd one ended it, too; and nothing
+/// told how to go on but to end the backup's daemon, which may be another's.
+#[test]
+fn what_a_backup_claims_ends_an_attach_until_an_operator_disbelieves_it() {
+    let p = Place::new();
+    p.has_a_copy();
+    let attach = |config: &Config| Volume::attach_with(config, "a", None, |_, _| {});
+    let meta = layout::meta_dir(p.config.node("a").unwrap(), "v");
+    let sb = || {
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        read_superblock(&*env, &meta).unwrap().unwrap()
+    };
+    let is_refused = |config: &Config| match attach(config) {
+        Err(e) => e.to_string(),
+        Ok(_) => panic!("attached"),
+    };
+    p.c.says(&whole("c", sb().view.epoch + 9));
+    assert!(is_refused(&p.config).contains("as node c says"));
+    p.c.says(&whole("c", u64::MAX / 8));
+    attach(&p.config).unwrap().detach().unwrap();
+    // It claims to know of more in the present epoch.
+    let claims = || {
+        let (volume_id, epoch) = (sb().volume_id, sb().view.epoch);
+        let known = Some(Known {
+            volume_id,
+            lsn: 1 << 40,
+            epoch,
+        });
+        p.c.says(&Standing {
+            known,
+            ..whole("a", epoch)
+        });
+    };
+    claims();
+    let why = is_refused(&p.config);
+    assert!(
+        why.contains("node c knows that sync points of volume v up to LSN 1099511627776")
+            && why.contains("Node c itself has LSN 5 only")
+            && why.contains("take it out of `backups`"),
+        "{why}"
+    );
+    let mut without = p.config.clone();
+    without.volumes.get_mut("v").unwrap().backups.clear();
+    attach(&without).unwrap().detach().unwrap();
+    // That one was given up by the epoch since.
+    attach(&p.config).unwrap().detach().unwrap();
+    claims();
+    is_refused(&p.config);
 }
 
 /// What a peer may ask, by what it has proved.

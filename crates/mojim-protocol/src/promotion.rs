@@ -5,7 +5,7 @@
 //! acknowledged. Even with force none does while a primary is alive, or without a
 //! whole copy.
 
-use crate::pairing::{Acknowledged, Holding, LEAP};
+use crate::pairing::{Acknowledged, Holding, LEAP, WORD};
 use crate::rule::AckRule;
 use mojim_format::{State, View};
 
@@ -22,6 +22,13 @@ pub struct Candidate<'a> {
     pub holding: Holding,
     /// The epoch of another node's view that the copy has promised.
     pub promised: Option<u64>,
+}
+
+impl Candidate<'_> {
+    /// The greatest epoch that is known here to have been begun.
+    fn begun(&self) -> u64 {
+        self.holding.history.last_epoch().max(self.view.epoch)
+    }
 }
 
 /// Another node's copy, as that node's daemon describes it.
@@ -79,6 +86,14 @@ pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     others.iter().filter(is).max_by_key(|o| o.epoch)
 }
 
+/// The greatest epoch that another node names, which a promotion of the copy `c` goes beyond. An
+/// epoch that nobody can have begun counts for nothing: no node could follow a view behind it.
+pub fn outdone(c: &Candidate, others: &[Other]) -> u64 {
+    let most = c.begun().saturating_add(WORD);
+    let named = others.iter().map(|o| o.epoch);
+    named.filter(|epoch| *epoch <= most).max().unwrap_or(0)
+}
+
 /// The node that has most beyond the copy `c`, a member's. What any node knows to have been
 /// acknowledged was: the node that led the view had it in every mode, the mirror in those that
 /// count on it. Beside that, what only the mirror has may have been acknowledged, if the mode
@@ -90,6 +105,7 @@ fn ahead<'a>(c: &Candidate, others: &'a [Other], rule: AckRule) -> Option<(&'a O
     let all = others.iter().flat_map(|o| {
         let has = o.has.filter(|has| counts(o) && *has > c.holding.tail);
         let known = o.known.filter(|_| led || mirrors);
+        let known = known.filter(|k| k.is_credible(c.begun(), None));
         let known = known.filter(|k| k.is_missing_from(&c.holding));
         [has, known.map(|k| k.lsn)].map(|lsn| lsn.map(|lsn| (o, lsn)))
     });
@@ -368,6 +384,33 @@ mod tests {
         ended.holding.history = History::from_entries(&[entry(1, 1), entry(3, 11)]).unwrap();
         assert_eq!(judge(&copy("a", &v), false, &[knows(10, 1)], local), Ok(()));
         assert_eq!(judge(&ended, false, &b, local), Ok(()));
+    }
+
+    /// One node's word for an absurd epoch kept a volume from every promotion without force, and
+    /// carried the view of a forced one beyond what any node follows.
+    #[test]
+    fn an_epoch_that_nobody_can_have_begun_counts_for_nothing() {
+        let c = copy("a", &view(3, "a", "b"));
+        let most = 3 + WORD;
+        let named = |epochs: &[u64]| {
+            let others: Vec<_> = epochs.iter().map(|e| other("b", *e, false, None)).collect();
+            outdone(&c, &others)
+        };
+        assert_eq!(named(&[]), 0);
+        assert_eq!(named(&[5, most, 4]), most);
+        assert_eq!(named(&[5, most + 1, u64::MAX]), 5);
+        let knows = |epoch| Other {
+            known: Some(Acknowledged {
+                volume_id: 1,
+                lsn: 11,
+                epoch: Some(epoch),
+            }),
+            ..other("b", 3, false, Some(9))
+        };
+        let (credible, absurd) = ([knows(most)], [knows(most + 1)]);
+        let found = judge(&c, false, &credible, PLAIN);
+        assert_eq!(found, Err(Refusal::Behind(&credible[0], 11)));
+        assert_eq!(judge(&c, false, &absurd, PLAIN), Ok(()));
     }
 
     /// A mirror whose log was put back as of an earlier time was promoted, although a backup

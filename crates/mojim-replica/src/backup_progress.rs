@@ -232,3 +232,20 @@ impl BackupProgress {
         self.refresh();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A word of an absurd promise would make the primary ask for one epoch after the other.
+    #[test]
+    fn a_promise_that_nobody_can_have_made_is_not_outbid() {
+        let b = BackupProgress::new(1, 1 << 20);
+        for far in [7, 8 + MOST_AHEAD, u64::MAX] {
+            b.outbid_by(far, 7);
+            assert_eq!(b.outbid(), 0, "{far}");
+        }
+        b.outbid_by(7 + MOST_AHEAD, 7);
+        assert_eq!(b.outbid(), 7 + MOST_AHEAD);
+    }
+}

@@ -206,7 +206,7 @@ impl Place {
     /// where there is a register, that knows.
     fn check_views(&self, answers: &[(&str, Standing)], mirror: &str, view: &View) -> Result<()> {
         // Another node's numbers may be absurd.
-        let sane = answers.iter().filter(|(_, s)| s.epoch < u64::MAX / 4);
+        let sane = answers.iter().filter(|(_, s)| s.is_credible(view.epoch));
         let Some((teller, latest)) = sane.max_by_key(|(p, s)| (s.epoch, *p == mirror)) else {
             return Ok(());
         };
