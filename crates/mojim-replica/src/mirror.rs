@@ -97,6 +97,9 @@ pub struct Mirror {
     gives_up: AtomicBool,
     /// The greatest epoch that the register was seen to have.
     agreed: AtomicU64,
+    /// The epoch that this process has followed as a member, so that what was acknowledged in it
+    /// is here; 0: none.
+    followed: AtomicU64,
 }
 
 /// A refusal with its reason: what the peer is told before the link closes.
@@ -217,6 +220,7 @@ impl Mirror {
             distrusted: AtomicBool::new(store.has_part()),
             gives_up: AtomicBool::new(false),
             agreed: AtomicU64::new(0),
+            followed: AtomicU64::new(0),
             store,
         }
     }
@@ -525,6 +529,8 @@ impl Mirror {
                 },
             },
         )?;
+        self.followed
+            .store(if member { s.epoch } else { 0 }, Release);
         for (i, lane) in self.lanes.iter().enumerate() {
             let (last, part) = self.store.last_of(i);
             let floor = self.store.checkpointed();

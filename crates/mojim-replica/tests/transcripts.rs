@@ -24,8 +24,8 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
 use mojim_linux::{Listener, Os};
-use mojim_protocol::view::Register;
-use mojim_protocol::{AckRule, FAR, LEAP, Lacks, Loss};
+use mojim_protocol::view::{Member, Register};
+use mojim_protocol::{AckRule, Acknowledged, FAR, LEAP, Lacks, Loss};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::holders::{Holders, Peer};
@@ -38,6 +38,7 @@ use mojim_replica::primary::Primary;
 use mojim_replica::register::{RegisterCall, RegisterCalls, ViewRegister};
 use mojim_replica::request::RaftCall;
 use mojim_replica::session::Session;
+use mojim_replica::told::Told;
 use mojim_replica::view_client::ViewClient;
 use mojim_store::store::Store;
 
@@ -968,6 +969,59 @@ fn leaves_first(limit: Duration, is_given_up: bool) {
         p.receive(0);
         life(n) != before && named() == Some(life(n))
     });
+}
+
+/// A backup that claimed to know of more in the present epoch kept the mirror from taking over
+/// until the backup's daemon ended. The mirror acknowledges everything, so what it has followed
+/// in one life of its process, it has.
+#[test]
+fn a_mirror_that_followed_the_epoch_takes_over_whatever_a_backup_claims() {
+    for is_restarted in [false, true] {
+        let (mut nodes, p, s) = under_way(&format!("claims-{is_restarted}"));
+        drop(s);
+        if is_restarted {
+            nodes.kill();
+            nodes.follow();
+        }
+        let m = nodes.mirror.clone().unwrap();
+        let sb = m.store.superblock();
+        let epoch = sb.view.epoch;
+        let member = |node: &str, incarnation| {
+            Some(Member {
+                node: node.into(),
+                incarnation,
+            })
+        };
+        let now = Register {
+            version: 3,
+            epoch,
+            primary: member("a", p.store.superblock().life),
+            mirror: member("b", sb.life),
+            ..Register::default()
+        };
+        let views = Voted::default();
+        *views.now.lock().unwrap() = now.clone();
+        let claims = [Told {
+            node: "c".into(),
+            known: Acknowledged {
+                volume_id: sb.volume_id,
+                lsn: m.tail() + 9,
+                epoch: Some(epoch),
+            },
+            has: 1,
+        }];
+        let taken = m.take_over_from(now, &views, &claims);
+        match is_restarted {
+            false => assert!(taken.unwrap().is_some_and(|(e, _)| e > epoch)),
+            true => {
+                let why = taken.unwrap_err().to_string();
+                assert!(why.contains("node c knows that sync points"), "{why}");
+                assert!(why.contains("take it out of `backups`"), "{why}");
+                assert!(why.contains("promote --force --volume v --name b"), "{why}");
+                assert_eq!(views.now.lock().unwrap().epoch, epoch);
+            }
+        }
+    }
 }
 
 #[test]

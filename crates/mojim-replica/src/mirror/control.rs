@@ -249,6 +249,7 @@ impl ControlIn {
         m.hear(primary, f.lsn);
         if body.first() == Some(&1) && m.store.superblock().view.mirror != m.me {
             m.store.update(|sb| sb.view.mirror = m.me.clone())?;
+            m.followed.store(self.epoch, Release);
         }
         Ok(())
     }

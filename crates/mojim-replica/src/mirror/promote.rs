@@ -221,7 +221,7 @@ impl Mirror {
             )));
         }
         if !given_up {
-            self.check_told(told, reg.epoch)?;
+            self.check_told(told, &reg)?;
         }
         check_left(&self.store, epoch)?;
         // The fence, durably, before anything is asked for.
@@ -242,10 +242,15 @@ impl Mirror {
         self.become_primary(epoch).map(Some)
     }
 
-    /// Fails if another node knows of acknowledged sync points that this copy lacks.
-    fn check_told(&self, told: &[Told], agreed: u64) -> Result<()> {
+    /// Fails if another node knows of acknowledged sync points that this copy lacks. Whoever is
+    /// the view's mirror, and has followed its epoch in one life of its process, lacks nothing
+    /// that was acknowledged in it: what another node says of that epoch does not count.
+    fn check_told(&self, told: &[Told], reg: &Register) -> Result<()> {
         let kept = self.store.holding(self.tail());
-        let Some(t) = Told::most(told, &kept, Some(agreed)) else {
+        let has_all =
+            reg.is_mirror(&member(&self.store)) && self.followed.load(Acquire) == reg.epoch;
+        let counts = |t: &&Told| !has_all || t.known.epoch != Some(reg.epoch);
+        let Some(t) = Told::most(told.iter().filter(counts), &kept, Some(reg.epoch)) else {
             return Ok(());
         };
         let (volume, node) = (&self.store.spec().volume, &t.node);
