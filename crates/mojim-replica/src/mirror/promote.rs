@@ -83,7 +83,8 @@ impl Mirror {
             )));
         }
         // Without the mirror in the rule a sync point waits for no other node.
-        let told = match rule.mirror {
+        let asks = rule.mirror && !self.store.mutations.ask_nobody.is_on();
+        let told = match asks {
             true => ask(&reg),
             false => Vec::new(),
         };

@@ -8,6 +8,7 @@
 
 use mojim_config::MediumKind;
 use mojim_format::State;
+use mojim_protocol::view::Register;
 
 use super::node::{NAMES, Role};
 use super::setup::Mode;
@@ -117,6 +118,14 @@ impl Cluster {
             })
         });
         told.collect()
+    }
+
+    /// Whether node `n`, if it is the mirror of the view `reg`, lacks acknowledged sync points with
+    /// its copy `m`, by what the nodes that answer know.
+    pub(super) fn is_told_of_more(&self, n: usize, m: &Mirror, reg: &Register) -> bool {
+        let kept = m.store.holding(m.tail());
+        let most = || Told::most(&self.told(n), &kept, Some(reg.epoch)).is_some();
+        self.setup.rule().mirror && m.is_member(reg) && most()
     }
 
     /// The last LSN of which one of them knows, whatever it says.

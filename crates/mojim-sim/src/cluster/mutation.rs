@@ -78,6 +78,8 @@ pub enum Mutation {
     ForgetMissing,
     /// A mirror's greeting tells what it knew when its copy was opened.
     TellOld,
+    /// Views: a mirror takes over and asks no other node.
+    AskNobody,
     /// A record tells of a committed LSN that ends no sync point.
     StampParts,
     /// A spill file is confirmed before it is durable.
@@ -91,7 +93,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations, with their names.
-    pub const ALL: [(Mutation, &'static str); 38] = [
+    pub const ALL: [(Mutation, &'static str); 39] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -154,6 +156,10 @@ impl Mutation {
             "tell_old (a greeting tells what is known now)",
         ),
         (
+            Mutation::AskNobody,
+            "ask_nobody (a takeover asks the other holders)",
+        ),
+        (
             Mutation::StampParts,
             "stamp_parts (what a record tells was committed are whole sync points)",
         ),
@@ -191,6 +197,7 @@ impl Mutation {
             Mutation::PromiseEarly => Some(10_783),
             Mutation::TrustWire => Some(108),
             Mutation::TellOld => Some(332),
+            Mutation::AskNobody => Some(191),
             Mutation::StampParts => Some(28_407),
             Mutation::SpillOnce => Some(130),
             _ => None,
@@ -211,6 +218,7 @@ impl Mutation {
                 | Mutation::AloneInRing
                 | Mutation::OtherLife
                 | Mutation::CallReplaced
+                | Mutation::AskNobody
         ) || self.is_of_succession()
     }
 
@@ -237,6 +245,7 @@ impl Mutation {
                 | Mutation::ForgetChanges
                 | Mutation::Overtake
                 | Mutation::CallReplaced
+                | Mutation::AskNobody
         ) || self.is_of_succession()
     }
 
@@ -251,6 +260,11 @@ impl Mutation {
     /// Whether it breaks a rule of views, and is noticed sooner where there is no backup.
     pub(super) fn needs_no_backup(self) -> bool {
         self.is_of_views() && !self.is_of_backups() && self != Mutation::AdmitInDoubt
+    }
+
+    /// Whether its story begins with a damaged log.
+    pub(super) fn needs_damage(self) -> bool {
+        matches!(self, Mutation::ForgetMissing | Mutation::AskNobody)
     }
 
     /// Whether it breaks a rule of spill files.
@@ -285,7 +299,7 @@ impl Mutation {
             // Other failures excuse the state at the end of a run, so only a shrunk run
             // shows it.
             Mutation::OtherLife => &["shrunk:"],
-            Mutation::ForgetMissing | Mutation::TellOld => &["3:"],
+            Mutation::ForgetMissing | Mutation::TellOld | Mutation::AskNobody => &["3:"],
             Mutation::StampParts => &["told:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
             // What is lost of a spill file may also keep its record from being applied, for ever.
@@ -335,6 +349,7 @@ impl Mutation {
             Mutation::OtherLife => &switches.other_life,
             Mutation::ForgetMissing => &switches.forget_missing,
             Mutation::TellOld => &switches.tell_old,
+            Mutation::AskNobody => &switches.ask_nobody,
             Mutation::StampParts => &switches.stamp_parts,
             Mutation::SpillUnsynced => &switches.spill_unsynced,
             Mutation::SpillOnce => &switches.spill_once,

@@ -122,6 +122,10 @@ impl Cluster {
         match n == self.primary {
             true => self.start_primary(n, store, listener),
             false => self.start_mirror(n, store, listener),
+        }?;
+        match self.setup.hasty && !self.calm && n == self.mirror() && self.check.is_damaged(n) {
+            true => self.take_over(n),
+            false => Ok(()),
         }
     }
 

@@ -75,6 +75,8 @@ pub struct Setup {
     pub copy_streams: usize,
     /// One of this many turns of the copies' receiving ends is taken.
     pub stream_pace: u64,
+    /// A mirror whose log is damaged suspects its primary as soon as it is started.
+    pub hasty: bool,
 }
 
 impl Setup {
@@ -106,6 +108,7 @@ impl Setup {
             setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         }
         setup.draw_second(&mut Rng::new(seed ^ 0x7477_6f00));
+        setup.hasty = mutation == Some(Mutation::AskNobody);
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         if mutation.is_some() {
             setup.trouble = setup.trouble.max(match by_hand {
@@ -192,6 +195,7 @@ impl Setup {
             fallback: false,
             copy_streams: 1,
             stream_pace: 1,
+            hasty: false,
         };
         // Drawn from a copy of the generator, so that seeds stay as they are.
         let mut own = rng.clone();

@@ -175,7 +175,7 @@ impl Cluster {
         let spills = setup.draw_spills(seed, mutation);
         let mut full = Rng::new(seed ^ 0x6675_6c6c);
         let full = (full.below(8) == 0 && !setup.sound).then_some(full);
-        let damage = Rot::draw(seed, mutation == Some(Mutation::ForgetMissing));
+        let damage = Rot::draw(seed, mutation.is_some_and(Mutation::needs_damage));
         // The replacement of a node whose copy is damaged is not modelled.
         let damage = damage.filter(|_| !setup.spare);
         let earlier = Earlier::draw(seed, &setup, mutation);

@@ -22,9 +22,17 @@ impl Cluster {
             return Ok(());
         };
         let m = mir.m.clone();
+        let before = lock(&self.register).now.clone();
+        let lacks = self.is_told_of_more(n, &m, &before);
         let ask = |_: &Register| self.told(n);
         let taken = m.try_take_over(&*self.views(n), self.setup.rule(), true, ask);
         self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
+        let by_itself = lock(&self.register).now.version == before.version + 1;
+        if lacks && by_itself && matches!(taken, Ok(Some(_))) {
+            return Err(format!(
+                "3: node {n} takes over by itself, though a node that answers knows of acknowledged sync points that it lacks"
+            ));
+        }
         self.rise(n, m, taken)
     }
 

@@ -98,6 +98,8 @@ pub struct Mutations {
     pub forget_missing: Switch,
     /// A mirror's greeting tells what the mirror knew when its copy was opened.
     pub tell_old: Switch,
+    /// A mirror takes over and asks no other node what was acknowledged.
+    pub ask_nobody: Switch,
     /// A record says that a part of a sync point was committed.
     pub stamp_parts: Switch,
     /// A mirror confirms a spill file that it did not sync.
