@@ -504,10 +504,12 @@ impl Mirror {
             .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
         if s.keep != u64::MAX {
             let keep = self.tail().min(s.keep);
-            if keep < self.store.applied() {
+            // Names that go with a record that is dropped would stay as they are: only a whole
+            // copy, or a promotion, settles what the files show.
+            if keep < self.store.shows() {
                 return Err(Error::Protocol(format!(
-                    "asked to drop records above {keep}, but {} are applied",
-                    self.store.applied()
+                    "asked to drop records above {keep}, but {} are applied, or may be in part",
+                    self.store.shows()
                 )));
             }
             self.committed.fetch_min(keep, AcqRel);
@@ -728,6 +730,43 @@ mod tests {
         let full = Error::Full("writing file 7: no space left".into());
         let said = Refusal::from(full).text;
         assert_eq!(said, "poisoned: writing file 7: no space left");
+    }
+
+    /// After a crash the files may show a part of each record in the log: a removal among them may
+    /// have left the catalogue, and the directory not. A node that asked to drop such a record was
+    /// obeyed, and nothing remembered that the files were ahead.
+    #[test]
+    fn no_record_is_dropped_that_the_files_may_show() {
+        let (p, dir) = crate::primary::tests::alone("shown", mojim_config::WriteBack::Eager);
+        p.store.make_new().unwrap();
+        p.begin(1, mojim_format::View::default()).unwrap();
+        p.ready.store(true, Release);
+        for size in [4096, 8192] {
+            let resize = crate::piece::Piece::Resize { file: 1, size };
+            p.append(&[resize]).unwrap();
+        }
+        let spec = p.store.spec().clone();
+        let env = p.store.env().clone();
+        drop(p);
+        let store = Arc::new(Store::open(&env, spec).unwrap());
+        let m = Mirror::new(store, "b", 0);
+        let (tail, sb) = (m.tail(), m.store.superblock());
+        assert!(m.store.applied() < tail && tail >= 2, "{tail}");
+        m.store.promise(2).unwrap();
+        let start = |keep| Start {
+            epoch: 2,
+            primary: "a".into(),
+            volume_id: sb.volume_id,
+            member: false,
+            keep,
+            history: m.store.history().entries().to_vec(),
+        };
+        let no = m.start(&start(tail - 1)).unwrap_err().to_string();
+        assert!(no.contains("may be in part"), "{no}");
+        assert_eq!(m.tail(), tail);
+        m.start(&start(tail)).unwrap();
+        drop(m);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     /// While records follow each other a mirror writes them back in pieces: once, each one
