@@ -522,7 +522,8 @@ fn because_of(
 /// Whether a node answers, and whether its copy can be used.
 fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
     let name = text(n, "node");
-    let room = of_room(n);
+    let waits = n["waits_for_room"] == true;
+    let room = of_room(n).or_else(|| waits.then(|| format!("node {name}: its disk has no room")));
     let full = n["full"] == true && room.is_some();
     if let Some(e) = n["error"].as_str().filter(|_| !full) {
         ills.push(of_error(expected, n, e, nodes));
@@ -532,6 +533,9 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
         if let Some(e) = n["error"].as_str().filter(|_| full) {
             what += &format!("; its copy takes nothing meanwhile: {e}");
             todo = expected.room().into();
+        }
+        if waits {
+            what += "; what its program has committed finds no room in the data files and waits in the log, which takes what it has room for";
         }
         if let Some(how) = elsewhere(n, nodes) {
             what += "; a program may find too little room to attach there, and no other node takes over for that";

@@ -179,6 +179,123 @@ fn a_disk_that_others_fill_stops_nothing_for_good() {
     }
 }
 
+/// Takes all that a disk has, again and again: its files, and its bytes.
+fn take_all(dir: &Path, turn: u32) {
+    let bytes = open(&dir.join("filler"));
+    let is_made = |n: &u32| fs::write(dir.join(format!("filler-{turn}-{n}")), b"").is_ok();
+    let _ = (0..).take_while(is_made).count();
+    let mut len = bytes.metadata().unwrap().len();
+    for piece in [1 << 20, 4096] {
+        let none = rustix::fs::FallocateFlags::empty();
+        while rustix::fs::fallocate(&bytes, none, len, piece).is_ok() {
+            len += piece;
+        }
+    }
+}
+
+/// The first removal on a full disk took all room that was kept, for whatever came next, and it was
+/// kept again only when the disk had plenty. Here others take all that each removal frees, bytes and
+/// files: the next one found nothing, and with it all waited until the others made room.
+#[test]
+fn removals_go_on_where_others_take_what_they_free() {
+    if !is_root() {
+        return;
+    }
+    for node in ["a", "b"] {
+        let c = Cluster::new(SYNC);
+        let _small = Small::ext4(c.dir.join(node), 64, 600);
+        let a = c.node("a");
+        let b = c.node("b");
+        let m = Mount::new(&c, "a", &[]);
+        let dir = c.dir.join(node);
+        let kept: Vec<_> = (0..4)
+            .map(|n| dir.join(format!(".mojim/v/reserve.{n}")))
+            .collect();
+        let blocks = |at: &Path| fs::metadata(at).map_or(0, |m| m.blocks());
+        let files: Vec<_> = (0..6).map(|n| format!("g{n}")).collect();
+        let f = open(&m.at.join("f"));
+        f.write_all_at(&[1; 1 << 20], 0).unwrap();
+        for name in &files {
+            fs::write(m.at.join(name), [1; 4096]).unwrap();
+        }
+        f.sync_all().unwrap();
+        await_that("what was written, applied", || {
+            let all = files.iter().all(|n| blocks(&dir.join("v").join(n)) > 0);
+            (all && blocks(&dir.join("v/f")) > 2000).then_some(())
+        });
+        let is_kept = |which: &[PathBuf]| which.iter().all(|at| blocks(at) > 0).then_some(());
+        await_that("room that is kept", || is_kept(&kept));
+        for (turn, name) in files.iter().enumerate() {
+            take_all(&dir, turn as u32);
+            fs::remove_file(m.at.join(name)).unwrap();
+            f.sync_all().unwrap();
+            let gone = dir.join("v").join(name);
+            await_that("the removal", || (!gone.exists()).then_some(()));
+            await_that("room kept again", || is_kept(&kept[2..]));
+        }
+        take_all(&dir, 100);
+        f.set_len(4096).unwrap();
+        f.sync_all().unwrap();
+        await_that("the cut", || (blocks(&dir.join("v/f")) < 100).then_some(()));
+        for at in fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()) {
+            if at.to_string_lossy().contains("filler") {
+                fs::remove_file(at).unwrap();
+            }
+        }
+        await_that("room", || fs::write(m.at.join("new"), b"x").ok());
+        all_goes_on(&c, m, &f);
+        for daemon in [a, b] {
+            assert!(!daemon.errors().contains("poisoned"), "{}", daemon.errors());
+        }
+    }
+}
+
+/// While what was committed on the primary waited for room, `mojim status` said nothing of it, and no
+/// event told of it.
+#[test]
+fn a_primary_that_waits_for_room_is_told() {
+    if !is_root() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _small = Small::ext4(c.dir.join("a"), 64, 600);
+    let a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let f = open(&m.at.join("f"));
+    // Others have to be faster than whoever applies, which is a matter of luck.
+    let filler = await_that("what waits for room", || {
+        f.set_len(0).unwrap();
+        f.sync_all().unwrap();
+        f.write_all_at(&[1; 8 << 20], 0).ok()?;
+        f.sync_all().unwrap();
+        let filler = fill(&c.dir.join("a"));
+        let now = || c.says("a")["waits_for_room"] == true;
+        let waits = (0..20).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            now()
+        });
+        if !waits {
+            fs::remove_file(&filler).unwrap();
+        }
+        waits.then_some(filler)
+    });
+    await_that("the event", || {
+        let since = c.says("a")["since"]["disk_full"].as_u64();
+        since.map(|_| ())
+    });
+    let said = support::text(&c.mojim("status", &[]).stdout);
+    assert!(said.contains("waits in the log"), "{said}");
+    await_that("the event in the log", || {
+        a.errors().contains("disk_full").then_some(())
+    });
+    fs::remove_file(filler).unwrap();
+    await_that("room", || {
+        (c.says("a")["waits_for_room"].is_null()).then_some(())
+    });
+    all_goes_on(&c, m, &f);
+}
+
 /// Draws, from a seed.
 struct Draws(u64);
 

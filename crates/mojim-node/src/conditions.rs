@@ -28,7 +28,7 @@ pub(crate) enum Condition {
     MirrorLost,
     /// What the program here acknowledges has one copy.
     Alone,
-    /// No room: this node's copy takes nothing more.
+    /// No room: this node's copy takes nothing more, or only as long as its log has room.
     DiskFull,
     /// This node's copy cannot be used.
     CopyDamaged,
@@ -167,6 +167,10 @@ impl Node {
             seen.insert(Condition::ProgramFailed, text.to_owned());
             return;
         }
+        if live(Live::NoRoom) != 0 {
+            let text = "what the program here commits finds no room in the data files: it waits in the log, which takes what it has room for";
+            seen.insert(Condition::DiskFull, text.to_owned());
+        }
         if v.mirror.is_none() {
             return;
         }
@@ -199,7 +203,10 @@ impl Node {
                     );
                 }
             }
-            Turn::Over(Condition::DiskFull | Condition::CopyDamaged) => info!(
+            Turn::Over(Condition::DiskFull) => info!(
+                node = %me, volume = %volume, code = "copy_back", "the copy here has room again"
+            ),
+            Turn::Over(Condition::CopyDamaged) => info!(
                 node = %me, volume = %volume, code = "copy_back", "the copy here can be used again"
             ),
             Turn::Over(Condition::ProgramFailed) => {}

@@ -22,7 +22,7 @@ use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Holder, Post, Question, Request, Standing};
 use mojim_store::area::Area;
-use mojim_store::log::{LIVE_AT, Live};
+use mojim_store::log::{LIVE_AT, LIVE_COUNT, Live};
 use mojim_store::room;
 use mojim_store::store::read_superblock;
 
@@ -396,15 +396,15 @@ impl Node {
     }
 
     /// Live figures of the program attached here, from its ring's memory.
-    pub(super) fn live(&self, v: &Volume) -> Option<[u64; 16]> {
+    pub(super) fn live(&self, v: &Volume) -> Option<[u64; LIVE_COUNT]> {
         let spec = &layout::logs(&self.config, &self.me, v)[0];
         let path = match spec.medium {
             mojim_config::MediumKind::Disk => &spec.ring,
             _ => &spec.path,
         };
         let f = self.env.open(path, OpenHow::default()).ok()?;
-        let mut b = [0u8; 128];
-        (f.read_at(&mut b, LIVE_AT as u64).ok()? == 128)
+        let mut b = [0u8; 8 * LIVE_COUNT];
+        (f.read_at(&mut b, LIVE_AT as u64).ok()? == b.len())
             .then(|| std::array::from_fn(|i| mojim_format::bytes::u64_at(&b, i * 8)))
     }
 
@@ -757,6 +757,9 @@ impl Node {
         let Some(pid) = attached else { return };
         if live(Live::Failed) != 0 {
             out["failed"] = json!(true);
+        }
+        if live(Live::NoRoom) != 0 {
+            out["waits_for_room"] = json!(true);
         }
         match pid {
             0 => out["attaching"] = json!(true),

@@ -95,6 +95,8 @@ pub struct Area {
     failed: Option<Error>,
     /// What was being applied found no room, and is given up; the rest is not what the disk has.
     torn: bool,
+    /// Room that is kept for the catalogue and the notes was taken.
+    took_kept: bool,
     /// Files that were not synced, and left the catalogue since [`Area::settle`].
     left: BTreeMap<u32, Arc<dyn File>>,
     /// Most files that are kept open.
@@ -167,6 +169,7 @@ impl Area {
             spills: Vec::new(),
             failed: None,
             torn: false,
+            took_kept: false,
             left: BTreeMap::new(),
             max_open: 0,
         };
@@ -604,7 +607,8 @@ impl Area {
             begun: self.begun,
             files: self.files.values().cloned().collect(),
         };
-        replace_file(&*self.env, &self.catalog_path, &c.encode())?;
+        let path = self.catalog_path.clone();
+        self.replace(&path, &c.encode())?;
         self.written = self.begun;
         self.sizes_dirty = false;
         Ok(())
@@ -745,26 +749,32 @@ pub fn spill_path(meta: &Path, id: u64) -> PathBuf {
     meta.join(format!("spill.{id}"))
 }
 
+/// Where the bytes are written that are to replace a small file.
+fn replacement(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
 /// Replaces a small file durably and atomically.
 pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
-    let tmp = path.with_extension("new");
+    let new = replacement(path);
     let what = || format!("writing {}", path.display());
-    let f = env
-        .open(
-            &tmp,
-            OpenHow {
-                create: true,
-                write: true,
-                durable: false,
-                plain: false,
-            },
-        )
-        .context(what)?;
+    let how = OpenHow {
+        create: true,
+        write: true,
+        ..OpenHow::default()
+    };
+    let f = env.open(&new, how).context(what)?;
     f.set_len(0).context(what)?;
     f.write_at(bytes, 0).context(what)?;
+    put_replacement(env, path, f)
+}
+
+/// The replacement `f` of a small file is written: takes its place.
+fn put_replacement(env: &dyn Env, path: &Path, f: Arc<dyn File>) -> Result<()> {
+    let what = || format!("writing {}", path.display());
     f.sync().map_err(|e| Error::poisoned(what(), &e))?;
     drop(f);
-    env.rename(&tmp, path).context(what)?;
+    env.rename(&replacement(path), path).context(what)?;
     if let Some(dir) = path.parent() {
         env.sync_dir(dir).map_err(|e| Error::poisoned(what(), &e))?;
     }

@@ -91,7 +91,21 @@ pub enum Live {
     Losses,
     /// 1 once the copy has failed: a process that has it open commits nothing more.
     Failed,
+    /// 1 while what is committed waits for room in the data files.
+    NoRoom,
 }
+
+/// Those that end with the process that was attached.
+const OF_A_PROCESS: [Live; 5] = [
+    Live::Pid,
+    Live::LinkUp,
+    Live::AtRisk,
+    Live::Failed,
+    Live::NoRoom,
+];
+
+/// How many live figures there are.
+pub const LIVE_COUNT: usize = Live::NoRoom as usize + 1;
 
 /// Where and how one log is kept.
 #[derive(Debug, Clone)]
@@ -247,7 +261,7 @@ impl Log {
         }
         log.known = this_boot || matches!(log.medium, Medium::Pmem) && any_boot;
         // The process that was attached is gone; its other figures stay visible.
-        for gone in [Live::Pid, Live::LinkUp, Live::AtRisk, Live::Failed] {
+        for gone in OF_A_PROCESS {
             log.live(gone).store(0, Release);
         }
         if !matches!(log.medium, Medium::Pmem) {
@@ -309,7 +323,7 @@ impl Log {
 
     fn stamp(&self, identity: &[u64; IDENTITY_LEN], known: Known) {
         if !Self::is_of(&*self.env, &self.spec, &self.memory, known, false) {
-            for i in 0..16 {
+            for i in 0..LIVE_COUNT {
                 self.control(LIVE_AT + i * 8).store(0, Relaxed);
             }
         }

@@ -207,6 +207,16 @@ fn a_program_that_can_commit_nothing_is_an_ill() {
     assert_eq!(judge(&nodes), one("a", "failed"));
 }
 
+/// While what a program had committed waited for room, nothing said so.
+#[test]
+fn a_program_whose_disk_has_no_room_is_an_ill() {
+    let mut nodes = cluster();
+    nodes[0]["waits_for_room"] = json!(true);
+    assert_eq!(judge(&nodes), one("a", "room"));
+    let said = texts(&nodes, &[]).concat();
+    assert!(said.contains("waits in the log"), "{said}");
+}
+
 /// A mirror that came back empty, and is the configuration's primary, was said to be
 /// the primary whose copy is gone.
 #[test]

@@ -10,6 +10,7 @@
 //!   the catalogue by what was given up, over the descriptors that tell of failed writes.
 
 use super::*;
+use crate::room;
 
 impl Area {
     /// All that was begun to be applied is: it will not be given up.
@@ -20,6 +21,41 @@ impl Area {
     /// Whether it was given up, and not taken up again.
     pub fn is_torn(&self) -> bool {
         self.torn
+    }
+
+    /// Replaces the catalogue or a note. Where the disk has no room for it, one of the files that
+    /// keep room for that takes its place.
+    pub(super) fn replace(&mut self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let env = self.env.clone();
+        let mut done = replace_file(&*env, path, bytes);
+        let meta = path.parent().expect("it lies in meta");
+        for kept in room::kept_for_names(meta) {
+            if !done.as_ref().is_err_and(Error::lacks_room) {
+                break;
+            }
+            if env.rename(&kept, &replacement(path)).is_err() {
+                continue;
+            }
+            self.took_kept = true;
+            let how = OpenHow {
+                write: true,
+                ..OpenHow::default()
+            };
+            let written = env.open(&replacement(path), how).and_then(|f| {
+                f.write_at(bytes, 0)?;
+                // What it kept beyond is free again.
+                f.set_len(bytes.len() as u64)?;
+                Ok(f)
+            });
+            let written = written.context(|| format!("writing {}", path.display()));
+            done = written.and_then(|f| put_replacement(&*env, path, f));
+        }
+        done
+    }
+
+    /// Whether room that is kept was taken since this was asked last.
+    pub fn took_kept(&mut self) -> bool {
+        std::mem::take(&mut self.took_kept)
     }
 
     /// Gives up what was begun since [`Area::settle`].

@@ -337,7 +337,7 @@ impl Area {
             from: e.name.clone(),
             to: name.clone(),
         };
-        replace_file(&*self.env, &self.rename_path(), &note.encode())?;
+        self.replace(&self.rename_path(), &note.encode())?;
         self.in_place_of(lsn, &to, &[], |env| env.rename(&from, &to))?
             .context(|| format!("renaming {}", from.display()))?;
         self.sync_parent(&e.name)?;
@@ -540,7 +540,7 @@ impl Area {
             lsn,
             names: self.removed.clone(),
         };
-        replace_file(&*self.env, &self.removal_path(), &note.encode())
+        self.replace(&self.removal_path(), &note.encode())
     }
 
     /// Checks, before there is a record, that a file of that name can be made here. True

@@ -143,15 +143,21 @@ impl Store {
         self.live(Live::Limit).fetch_max(limit, SeqCst);
         let mut area = lock(&self.area);
         let from = (a.applied, a.cursors.clone());
+        let mut short = torn;
         while let Err((last, e)) = self.apply_to(&mut a, &mut area, limit, bytes) {
             (a.applied, a.cursors) = from.clone();
             a.recount();
             self.applied_in_part(&mut area, limit, last, e)?;
+            short = true;
         }
         area.settle();
         if torn {
             *lock(&self.short) = None;
             self.refuses.store(false, Release);
+            self.live(Live::NoRoom).store(0, Release);
+        }
+        if short || area.took_kept() {
+            self.keep_again();
         }
         if self.applied.swap(a.applied, AcqRel) != a.applied {
             let mark = (a.applied, a.cursors.clone());
@@ -220,6 +226,7 @@ impl Store {
         if self.release_reserve() {
             return Ok(());
         }
+        self.keep_again();
         let e = match e {
             Error::Io { what, errno, error } => Error::Io {
                 what: format!("what is committed waits for room: {what}"),
@@ -229,6 +236,7 @@ impl Store {
             e => e,
         };
         *lock(&self.short) = Some((self.env.now(), e.clone()));
+        self.live(Live::NoRoom).store(1, Release);
         if !self.outlasts.load(Acquire) {
             self.refuses.store(true, Release);
         }

@@ -21,11 +21,10 @@ impl Store {
 
     /// See [`room::release`].
     pub(super) fn release_reserve(&self) -> bool {
-        self.reserved.store(0, Relaxed);
         room::release(&*self.env, &self.spec.meta)
     }
 
-    /// Keeps room on the disk, if it has plenty.
+    /// Keeps room on the disk.
     pub(super) fn keep_reserve(&self) {
         let each = room::to_keep(&*self.env, &self.spec.meta);
         let kept = &self.reserved;
@@ -34,5 +33,12 @@ impl Store {
         {
             kept.store(each, Relaxed);
         }
+    }
+
+    /// Something was applied with room that was kept, or found none: what is left of it, or was
+    /// freed by that, is kept at once, before others take it.
+    pub(super) fn keep_again(&self) {
+        self.reserved.store(0, Relaxed);
+        self.keep_reserve();
     }
 }
