@@ -90,6 +90,12 @@ impl Promote {
             eprintln!("{}", progress(&volume.name, &node.name, &answer));
             answer = demand(&config, node, LONG, &request, wait)?;
         }
+        if answer["epoch"].as_u64().is_none() {
+            return Err(Failure::failed(format!(
+                "node {} does not say since which epoch it is the primary of volume {}",
+                node.name, volume.name
+            )));
+        }
         if self.json {
             let mut answer = answer;
             answer["volume"] = json!(volume.name);

@@ -203,6 +203,40 @@ fn a_hostile_peer_speaks_for_itself_alone_and_in_plain_words() {
     program.kill();
 }
 
+/// An answer that was a JSON array ended whoever had asked by a panic: the commands, and the thread
+/// of a daemon that was to be promoted, so that its promotion went on for ever.
+#[test]
+fn an_answer_that_is_no_object_is_an_error() {
+    let c = Cluster::new();
+    let _nodes = c.nodes();
+    let (mut program, _) = at_work(&c);
+    let others = [json!([[], {}]), json!(5), json!("x"), json!(null)];
+    let empty = [json!({}), json!({ "ok": [[], {}] }), json!({ "ok": 5 })];
+    for answer in others.iter().chain(&empty) {
+        let _hostile = c.hostile(answer.clone());
+        for (word, args) in [
+            ("status", &[][..]),
+            ("status", &["--json"]),
+            ("verify", &["--wait", "0"]),
+            ("repair", &["--name", "c", "--yes", "--wait", "0"]),
+            ("promote", &["--name", "c", "--force", "--yes"]),
+            ("promote", &["--name", "c", "--force", "--yes", "--json"]),
+        ] {
+            let out = c.home.mojim(word, args);
+            let code = out.status.code();
+            assert!(matches!(code, Some(1 | 2)), "{word}, {answer}: {code:?}");
+            let said = text(&out.stderr);
+            assert!(!said.contains("panicked"), "{word}, {answer}: {said}");
+        }
+    }
+    program.kill();
+    let _hostile = c.hostile(others[0].clone());
+    let out = c.home.mojim("promote", &["--name", "b"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("no JSON object"), "{said}");
+}
+
 /// The name of a file that somebody put beside those of the volume reached the screen as
 /// it is: with ESC, and with a line that looks like one of `mojim status`.
 #[test]

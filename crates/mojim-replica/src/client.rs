@@ -87,7 +87,7 @@ impl Client {
                     Some(at) => (&text[..at], text[at + 1..].to_vec()),
                     None => (text, Vec::new()),
                 };
-                let mut v: Value = serde_json::from_slice(text)
+                let v: Value = serde_json::from_slice(text)
                     .map_err(|e| Error::Protocol(format!("an answer that is not JSON: {e}")))?;
                 if let Some(e) = v.get("error").and_then(Value::as_str) {
                     return Err(Error::Answered {
@@ -95,7 +95,10 @@ impl Client {
                         text: e.to_owned(),
                     });
                 }
-                return Ok((v["ok"].take(), bytes));
+                let Value::Object(mut answer) = v else {
+                    return Err(Error::Protocol("an answer that is no JSON object".into()));
+                };
+                return Ok((answer.remove("ok").unwrap_or_default(), bytes));
             }
             let left = deadline.saturating_sub(self.env.now());
             if left.is_zero() {
