@@ -60,11 +60,17 @@
  *    and nor is exit(), which commits what is mapped; _exit() is. None is a
  *    cancellation point: a thread that is cancelled (pthread_cancel) in a call
  *    ends after it.
+ *    A call needs up to 128 KiB of stack, beside the thread's own variables.
  * 3. Ownership: strings that are passed in are copied. Strings that come out
  *    belong to the library. A handle belongs to the caller until mojim_detach.
  * 4. Files are named by their path within the volume, without a leading '/':
  *    "log", "tables/a". Directories come and go with the names.
  * 5. NULL where a pointer is needed is EINVAL.
+ * 6. Memory: a call that gets too little memory (RLIMIT_AS, say) fails with
+ *    ENOMEM, has begun nothing, and can be repeated; what it should have committed
+ *    counts as changed. For what it cannot do without, the library reserves 32 MiB
+ *    of addresses at the first attach, which take memory only while the system
+ *    refuses other memory. An attach needs 32 MiB of addresses more.
  *
  * WHAT A SUCCESSFUL SYNC POINT PROMISES
  *

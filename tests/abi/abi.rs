@@ -242,6 +242,54 @@ fn wrong_arguments_are_errors() {
     assert_eq!(out, "all refused\n");
 }
 
+/// `memory.c`, and a configuration with a second volume.
+fn with_memory_program() -> (TestVolume, std::path::PathBuf) {
+    let v = TestVolume::new("");
+    let config = std::fs::read_to_string(v.config()).unwrap();
+    let second = "[volume.w]\nmode = \"unreplicated\"\nprimary = \"a\"\n[node.a]";
+    std::fs::write(v.config(), config.replace("[node.a]", second)).unwrap();
+    let bin = v.root.join("memory");
+    compile("tests/abi/memory.c", &bin, &[], true);
+    (v, bin)
+}
+
+/// Under RLIMIT_AS a sync point ended the program: "memory allocation of 131072 bytes failed".
+#[test]
+fn a_call_that_gets_no_memory_fails_and_ends_nothing() {
+    let (v, bin) = with_memory_program();
+    // A process of its own for each: what it had once, it can use again.
+    for (how, kib) in [
+        ("limit", &[0, 300, 3000, 40_000][..]),
+        ("full", &[0, 20, 500]),
+    ] {
+        for kib in kib {
+            let args = [how, &kib.to_string()];
+            let out = succeed(Command::new(&bin).arg(v.config()).args(args));
+            let refused = if *kib == 0 {
+                "some"
+            } else {
+                out.split(' ').next().unwrap()
+            };
+            assert_eq!(out, format!("{refused} refused, some done\n"), "{args:?}");
+        }
+    }
+}
+
+/// A thread with a small stack died of SIGSEGV in a call. The header says what a call needs.
+#[test]
+fn a_call_needs_no_more_stack_than_the_header_says() {
+    let text = header();
+    let (before, _) = text
+        .split_once(" KiB of stack")
+        .expect("the header says it");
+    let says: usize = before.rsplit(' ').next().unwrap().parse().unwrap();
+    let (v, bin) = with_memory_program();
+    // Half of it is left for another processor's registers and another C library.
+    let stack = (says / 2).to_string();
+    let out = succeed(Command::new(&bin).arg(v.config()).args(["stack", &stack]));
+    assert_eq!(out, "none refused, some done\n");
+}
+
 /// pthread_cancel of a thread in a call ended the process: its unwinding met frames of the
 /// library that do not unwind.
 #[test]

@@ -12,7 +12,7 @@
 //! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
 //!   and only when they succeed.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -24,7 +24,12 @@ use engine::{
 };
 use mojim_config::Working;
 use mojim_env::descriptors;
+use mojim_env::reserve::{self, Reserved};
 use mojim_env::threads::{cancel_again, cancel_waits};
+
+/// What the system refuses comes from a reserve: the process is the program's.
+#[global_allocator]
+static ALLOCATOR: Reserved = Reserved;
 
 /// `mojim_t`.
 pub enum Mojim {
@@ -91,8 +96,55 @@ fn set_errno(e: c_int) {
 }
 
 /// Runs a call. A failure or a panic sets errno and the text, and returns `failed`. The
-/// thread is not cancelled while `f` runs.
+/// thread is not cancelled while `f` runs. A call that the process has no memory for does not begin.
 fn guard<T: Copy>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
+    if !is_prepared() {
+        set_errno(libc::ENOMEM);
+        return failed;
+    }
+    guard_always(failed, || match reserve::may_begin() {
+        true => f(),
+        false => no_memory(),
+    })
+}
+
+/// Has the thread's own variables exist, at its first call. False if there is no memory for
+/// that: then there is none for a text either.
+fn is_prepared() -> bool {
+    /// The C library's notes, and what is in the variables, take a part of this.
+    const PROBE: usize = 16 << 10;
+    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
+    if !DONE.get() {
+        if !reserve::is_given(PROBE) {
+            return false;
+        }
+        let _ = TEXT.try_with(|_| ());
+        let _ = std::thread::current();
+        engine::prepare_thread();
+        DONE.set(true);
+    }
+    true
+}
+
+fn no_memory<T>() -> Result<T, Failure> {
+    let text = "the process gets no more memory from the system".to_owned();
+    Err(Failure(libc::ENOMEM, text))
+}
+
+/// Addresses that must be free where an attach begins: its threads need stacks, and the C
+/// library ends the process where a new thread gets no memory for its variables.
+const ATTACH_NEEDS: usize = 32 << 20;
+
+/// Makes the reserve, once.
+fn with_reserve() -> Result<(), Failure> {
+    match reserve::fill(ATTACH_NEEDS) {
+        true => Ok(()),
+        false => no_memory(),
+    }
+}
+
+/// [`guard`] for calls that give memory back.
+fn guard_always<T: Copy>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
     let cancel = cancel_waits();
     let done = uncancelled(failed, f);
     // May not return, if the thread was cancelled: nothing is left here to drop.
@@ -250,6 +302,7 @@ pub unsafe extern "C-unwind" fn mojim_attach(
     name: *const c_char,
 ) -> *mut Mojim {
     guard(std::ptr::null_mut(), || {
+        with_reserve()?;
         // SAFETY: the caller's promise.
         let (config, node, name) = unsafe { which(config, node, name)? };
         let volume = config
@@ -282,6 +335,7 @@ pub unsafe extern "C-unwind" fn mojim_join(
     name: *const c_char,
 ) -> *mut Mojim {
     guard(std::ptr::null_mut(), || {
+        with_reserve()?;
         // SAFETY: the caller's promise.
         let (config, node, name) = unsafe { which(config, node, name)? };
         joined(&config, node, name)
@@ -299,6 +353,7 @@ pub unsafe extern "C-unwind" fn mojim_attach_reader(
     name: *const c_char,
 ) -> *mut Mojim {
     guard(std::ptr::null_mut(), || {
+        with_reserve()?;
         // SAFETY: the caller's promise.
         let (config, node, name) = unsafe {
             (
@@ -315,7 +370,7 @@ pub unsafe extern "C-unwind" fn mojim_attach_reader(
 /// # Safety
 /// As for [`handle`]; no other call uses the handle.
 unsafe fn end(m: *mut Mojim, how: impl FnOnce(&Mojim) -> Result<()>) -> c_int {
-    guard(-1, || {
+    guard_always(-1, || {
         // SAFETY: the caller's promise.
         how(unsafe { handle(m)? })?;
         // SAFETY: made by `Box::into_raw`, and freed once: success ends it.
@@ -436,7 +491,7 @@ fn page_size() -> usize {
 /// Nobody uses the region's memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_int {
-    guard(-1, || {
+    guard_always(-1, || {
         if !engine::is_region(addr as usize) {
             return invalid(format!("unmapping {addr:p}: it is not in a region"));
         }
@@ -448,7 +503,7 @@ pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_
 /// `mojim_is_region`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_is_region(addr: *const c_void) -> c_int {
-    guard(0, || Ok(engine::is_region(addr as usize) as c_int))
+    guard_always(0, || Ok(engine::is_region(addr as usize) as c_int))
 }
 
 /// `mojim_msync`.

@@ -152,6 +152,16 @@ impl Memory {
         self.len == 0
     }
 
+    /// What gives this memory for as long as another clone keeps it alive.
+    pub fn weak(&self) -> impl Fn() -> Option<Memory> + Send + 'static {
+        let (at, len, owner) = (self.ptr as usize, self.len, Arc::downgrade(&self.owner));
+        move || {
+            let owner = owner.upgrade()?;
+            let ptr = at as *mut u8;
+            Some(Memory { ptr, len, owner })
+        }
+    }
+
     /// The value that keeps the memory alive; an environment downcasts it to its
     /// own type.
     pub fn owner(&self) -> &(dyn Any + Send + Sync) {

@@ -11,6 +11,7 @@ pub mod event;
 pub mod futex;
 pub mod page_delta;
 pub mod processors;
+pub mod reserve;
 pub mod threads;
 pub mod turns;
 pub mod wire;

@@ -1,8 +1,11 @@
 //! Signals, cancellation, priority and number of a thread of the library, or of a
 //! program's thread inside it.
 
+use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use crate::turns;
@@ -47,6 +50,20 @@ pub fn block_signals() {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
     }
+}
+
+/// Starts a thread of the library, and waits until it runs. What a thread takes at its start it has
+/// then: where there is no memory for that, the C library ends the process, which is the program's.
+pub fn start(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let (runs, begun) = sync_channel(1);
+    let thread = Builder::new().name(name.into()).spawn(move || {
+        // Fails if nobody waits.
+        let _ = runs.send(());
+        f();
+    })?;
+    // Fails if the thread is at its end already.
+    let _ = begun.recv();
+    Ok(thread)
 }
 
 unsafe extern "C-unwind" {

@@ -131,31 +131,31 @@ impl Drop for Mapping {
 /// it does not wait for long.
 const POPULATE_STEP: usize = 256 << 10;
 
-/// See [`mojim_env::Env::populate`]. If it fails, pages come when they are touched.
+/// See [`mojim_env::Env::populate`]. If it fails, pages come when they are touched. Between its steps,
+/// which may be long with its priority, it does not keep the memory.
 pub(super) fn populate(memory: &Memory) {
-    let memory = memory.clone();
+    let (memory, len) = (memory.weak(), memory.len());
     let _quiet = mojim_env::threads::SignalsWait::begin_but_faults();
     // No thread has the same effect as a failure.
-    let _ = std::thread::Builder::new()
-        .name("mojim-populate".into())
-        .spawn(move || {
-            mojim_env::threads::yield_to_others();
-            for at in (0..memory.len()).step_by(POPULATE_STEP) {
-                let n = POPULATE_STEP.min(memory.len() - at);
-                // SAFETY: inside memory that stays mapped as long as `memory`
-                // lives; populating changes no byte of it.
-                let done = unsafe {
-                    mm::madvise(
-                        memory.ptr().add(at).cast(),
-                        n,
-                        mm::Advice::LinuxPopulateWrite,
-                    )
-                };
-                if done.is_err() {
-                    return;
-                }
+    let _ = mojim_env::threads::start("mojim-populate", move || {
+        mojim_env::threads::yield_to_others();
+        for at in (0..len).step_by(POPULATE_STEP) {
+            let n = POPULATE_STEP.min(len - at);
+            let Some(memory) = memory() else { return };
+            // SAFETY: inside memory that stays mapped as long as `memory`
+            // lives; populating changes no byte of it.
+            let done = unsafe {
+                mm::madvise(
+                    memory.ptr().add(at).cast(),
+                    n,
+                    mm::Advice::LinuxPopulateWrite,
+                )
+            };
+            if done.is_err() {
+                return;
             }
-        });
+        }
+    });
 }
 
 /// See [`mojim_env::Env::memory`]. Two callers that make the same name anew at the same

@@ -36,7 +36,7 @@ use crate::diff;
 use crate::file_pages::{FilePages, MOST_PAGES};
 use crate::page_lsns::{Note, PageLsns};
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
-use mojim_env::{Error, File, Result};
+use mojim_env::{Context, Error, File, Result, reserve};
 
 /// Most bytes of images in the process, free buffers included.
 const MOST_BYTES: usize = 64 << 20;
@@ -67,8 +67,11 @@ pub fn are_many() -> bool {
 struct Buffer(Box<[u64]>);
 
 impl Buffer {
-    /// None if the bound is reached.
+    /// None if the bound is reached, or the process gets no more memory.
     fn new(page: usize) -> Option<Buffer> {
+        if reserve::is_short() {
+            return None;
+        }
         if BYTES.fetch_add(page, Relaxed) + page > MOST.load(Relaxed) {
             BYTES.fetch_sub(page, Relaxed);
             return None;
@@ -425,6 +428,9 @@ impl Committed {
                 if images.batch.len() == MOST_PAGES || last == Some(page) {
                     self.compare(images, base, applied, &mut push)?;
                 }
+                if images.batch.is_empty() {
+                    images.make_room()?;
+                }
                 let step = self.step(images, page, at..end, applied);
                 images.batch.push(step);
                 (at, last) = (end, Some(page));
@@ -743,7 +749,7 @@ impl Committed {
             let kind = Kind::Whole(whole);
             return Some(Image { kind, noted, lsn });
         }
-        if many || BYTES.load(Relaxed) + new > MOST.load(Relaxed) {
+        if many || reserve::is_short() || BYTES.load(Relaxed) + new > MOST.load(Relaxed) {
             // The page's image is dropped, so that `done` notes the page.
             for (b, e) in &images.runs {
                 // SAFETY: inside the region.
@@ -811,6 +817,15 @@ impl Committed {
 }
 
 impl Images {
+    /// Makes room for what a batch adds to what is kept of each page. An error leaves all as it is.
+    fn make_room(&mut self) -> Result<()> {
+        let pages = self.pages.try_reserve(MOST_PAGES);
+        let pages = pages.map_err(|_| reserve::none_left());
+        pages
+            .and_then(|()| reserve::room(&mut self.touched, MOST_PAGES))
+            .context(|| "comparing what was stored".into())
+    }
+
     fn buffer(&mut self, page: usize) -> Option<Buffer> {
         self.free.pop().or_else(|| Buffer::new(page))
     }

@@ -59,7 +59,7 @@ pub use copies::CopyReport;
 #[doc(hidden)]
 pub use mojim_replica::primary::RoomWait;
 use place::Place;
-pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
+pub use sync_point::{gmsync, gmsync_async, msync, msync_async, prepare_thread, rollback};
 pub use windows::{is_region, unmap};
 
 /// How often a primary that is alone asks which nodes hold its volume.
@@ -371,10 +371,8 @@ impl Inner {
         // that the program awaits in another thread end the program in one of them.
         let _quiet = SignalsWait::begin_but_faults();
         let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new()
-                .name(format!("mojim-{name}"))
-                .spawn(f)
-                .context(|| "starting a thread".into())
+            let started = mojim_env::threads::start(&format!("mojim-{name}"), f);
+            started.context(|| "starting a thread".into())
         };
         if let Some(mut s) = session {
             let me = self.clone();
@@ -435,10 +433,10 @@ impl Inner {
                     // panicked, it has reported that.
                     let _ = t.join();
                 }
-                let forward = std::thread::Builder::new().name("mojim-forward".into());
                 let met = self.os.meet(&name, &peer.tcp);
                 let started = met.and_then(|()| {
-                    let begun = forward.spawn(move || me.forward_to(&peer));
+                    let forward = move || me.forward_to(&peer);
+                    let begun = mojim_env::threads::start("mojim-forward", forward);
                     begun.context(|| "starting a thread".into())
                 });
                 match started {

@@ -29,7 +29,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use mojim_env::descriptors;
+use mojim_env::{descriptors, reserve};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
@@ -467,6 +467,8 @@ fn scan_into(
         // Not a kernel that we know, or the descriptor is no pagemap any more.
         return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
     }
+    // What was found is marked clean by now: where there is no room for it, the caller marks it.
+    reserve::room(out, found)?;
     for region in &regions[..found] {
         // SAFETY: the kernel filled the first `found` entries.
         let region = unsafe { region.assume_init_ref() };

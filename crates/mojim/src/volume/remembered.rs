@@ -54,6 +54,11 @@ thread_local! {
     };
 }
 
+/// Has the calling thread's slot exist.
+pub(super) fn prepare() {
+    let _ = MINE.try_with(|_| ());
+}
+
 /// Takes what the calling thread remembers.
 #[inline]
 pub(super) fn take() -> Option<Remembered> {

@@ -25,7 +25,7 @@ use std::sync::{Arc, MutexGuard};
 use crate::last;
 use crate::share::guest;
 use mojim_config::Rounding;
-use mojim_env::{Error, Result};
+use mojim_env::{Context, Error, Result, reserve};
 use mojim_memory::committed::{Held, Images};
 use mojim_memory::fork::{check_fork, is_forked, refused};
 use mojim_memory::quiescence::User;
@@ -42,6 +42,15 @@ const MOST_MERGED: usize = 1 << 30;
 
 thread_local! {
     static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has the thread's own variables exist that a sync point uses. The C library ends the
+/// process where it has no memory to note that they go with the thread.
+pub fn prepare_thread() {
+    if !is_forked() {
+        let _ = RANGES.try_with(|_| ());
+        remembered::prepare();
+    }
 }
 
 /// Bytes of a region, as a part of a sync point.
@@ -126,6 +135,10 @@ fn enter_all<'a>(volume: &Inner, parts: &'a [Part]) -> Result<Used<'a>> {
     }
 }
 
+fn no_memory() -> String {
+    "listing what was stored".into()
+}
+
 /// A sync point with nothing to commit: waits for what other calls began.
 pub(super) fn nothing(volume: &Inner, until: Until) -> Result<u64> {
     if until == Until::Committed {
@@ -136,7 +149,15 @@ pub(super) fn nothing(volume: &Inner, until: Until) -> Result<u64> {
 
 /// Appends a part of a region, whose bytes are at `at`, as a piece of a sync point.
 /// Merges it with the last piece if it continues that in the file and in memory.
-fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at: *const u8) {
+///
+/// # Errors
+/// If there is no memory for it.
+fn push_piece(
+    out: &mut Vec<Piece<'_>>,
+    region: &Region,
+    part: Range<usize>,
+    at: *const u8,
+) -> std::io::Result<()> {
     let begin = region.offset + part.start as u64;
     if let Some(Piece::Write {
         file,
@@ -150,14 +171,16 @@ fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at:
         && *len < MOST_MERGED
     {
         *len += part.len();
-        return;
+        return Ok(());
     }
+    reserve::room(out, 1)?;
     out.push(Piece::Write {
         file: region.file,
         offset: begin,
         ptr: at,
         len: part.len(),
     });
+    Ok(())
 }
 
 /// How far a sync point has come when its call returns.
@@ -478,7 +501,7 @@ impl<'a> SyncPoint<'a> {
             if range.len() <= EXACT_MAX {
                 // SAFETY: inside the region.
                 let ptr = unsafe { base.add(range.start) };
-                push_piece(&mut self.pieces, region, range, ptr);
+                push_piece(&mut self.pieces, region, range, ptr).context(no_memory)?;
                 continue;
             }
             let from = found.len();
@@ -490,10 +513,16 @@ impl<'a> SyncPoint<'a> {
                 .into_iter()
                 .find(|(j, ..)| Arc::ptr_eq(&self.parts[*j].region, region))
                 .expect("each was held");
-            let pieces = &mut self.pieces;
-            let push = |part, at| push_piece(pieces, region, part, at);
+            let (pieces, mut pushed) = (&mut self.pieces, Ok(()));
+            let push = |part, at| {
+                // After one that did not fit, none may be merged.
+                if pushed.is_ok() {
+                    pushed = push_piece(pieces, region, part, at);
+                }
+            };
             let committed = &region.committed;
             committed.changes(&mut held.images, base, &found[from..], applied, push)?;
+            pushed.context(no_memory)?;
         }
         Ok(())
     }
@@ -543,11 +572,14 @@ impl<'a> SyncPoint<'a> {
         }
     }
 
-    /// What was collected counts as changed again.
+    /// What was collected counts as changed again. While memory is short, so does what lies
+    /// between: that takes none.
     fn mark(&self, found: &[Range<usize>]) {
         for (i, span) in &self.marks {
-            for r in &found[span.clone()] {
-                self.parts[*i].region.copy.mark(r.clone());
+            let (found, copy) = (&found[span.clone()], &self.parts[*i].region.copy);
+            match found {
+                [first, .., last] if reserve::is_short() => copy.mark(first.start..last.end),
+                _ => found.iter().for_each(|r| copy.mark(r.clone())),
             }
         }
     }
@@ -604,6 +636,9 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
         match &done {
             Ok(lsn) => last::set(*lsn),
             Err(_) => point.mark(found),
+        }
+        if reserve::is_short() {
+            *found = Vec::new();
         }
         done
     };
