@@ -1,4 +1,4 @@
-//! Memory for when the system gives none.
+//! Memory for when the system gives none; and what is given back to it.
 //!
 //! Rust ends the process where an allocation fails, and in a program that is linked with
 //! libmojim the process is the program's. So what the system's allocator refuses comes from a
@@ -136,6 +136,16 @@ pub fn room<T>(v: &mut Vec<T>, n: usize) -> io::Result<()> {
 #[cold]
 pub fn none_left() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOMEM)
+}
+
+/// Gives the system what the C library keeps of freed memory: of its own it gives only the end of each of
+/// its heaps.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: changes no memory that is in use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }
 
 fn locked<T>(f: impl FnOnce() -> T) -> T {

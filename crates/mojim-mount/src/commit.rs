@@ -98,11 +98,9 @@ impl Fs {
         self.launch(What { all, one })
     }
 
-    /// Begins a sync point of everything and does not wait; forgets what is applied.
+    /// Begins a sync point of everything and does not wait.
     pub(crate) fn tick(&self) -> Result<()> {
-        self.begin_all_early()?;
-        self.forget_applied();
-        Ok(())
+        self.begin_all_early()
     }
 
     /// Begins a sync point for which nobody waits.
@@ -113,8 +111,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Memory of what the data files have by now is free.
-    pub(crate) fn forget_applied(&self) {
+    /// Memory of what the data files have by now is free. True if that was much, and no more is awaited:
+    /// then the system is to get it.
+    pub(crate) fn forget_applied(&self) -> bool {
         let applied = self.volume.applied();
         self.forget_room();
         let mut state = self.state();
@@ -128,6 +127,7 @@ impl Fs {
                 lock(&f.bytes).overlay.applied(applied);
             }
         }
+        state.gives_back()
     }
 
     /// Begins a sync point; `None` if there is nothing to commit. Waits for room, or fails with
@@ -171,6 +171,7 @@ impl Fs {
             return Ok(Tried::Nothing);
         }
         let begun = self.volume.begin(&changes);
+        let n = changes.len();
         drop(changes);
         let Ok(Some(batch)) = begun else {
             for (ino, attributes) in before {
@@ -183,6 +184,7 @@ impl Fs {
             };
         };
         self.note_begun(state, held, &batch);
+        state.changes += n;
         Ok(Tried::Begun(batch))
     }
 
@@ -247,6 +249,19 @@ impl Fs {
         inos.dedup();
         let file = |ino| Some((ino, state.files.get(&ino)?.clone()));
         inos.into_iter().filter_map(file).collect()
+    }
+}
+
+/// So many changes may have left much memory behind.
+const MANY_CHANGES: usize = 1000;
+
+impl State {
+    fn gives_back(&mut self) -> bool {
+        let gives = self.changes >= MANY_CHANGES && self.unapplied.is_empty();
+        if gives {
+            self.changes = 0;
+        }
+        gives
     }
 }
 

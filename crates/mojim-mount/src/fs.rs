@@ -101,6 +101,8 @@ pub(crate) struct State {
     pub(crate) last: Option<Batch>,
     /// Sync points that may not be applied yet, and the files of whose bytes they have some.
     pub(crate) unapplied: VecDeque<(u64, Vec<u64>)>,
+    /// Changes that were begun since memory was given back.
+    pub(crate) changes: usize,
 }
 
 /// A node as programs see it.
@@ -255,6 +257,7 @@ impl Fs {
                 fresh: HashMap::new(),
                 last: None,
                 unapplied: VecDeque::new(),
+                changes: 0,
             }),
             dirty: Mutex::default(),
             bases: Mutex::default(),

@@ -302,13 +302,14 @@ impl Shared {
             self.turn.wait_unless(has_turn, turn);
             self.forget_stale();
             waited += begun.elapsed();
-            if waited < interval {
-                self.fs.forget_applied();
-                continue;
+            if waited >= interval {
+                waited = Duration::ZERO;
+                // What could not be committed is said there, and tried again.
+                let _ = self.fs.tick();
             }
-            waited = Duration::ZERO;
-            // What could not be committed is said there, and tried again.
-            let _ = self.fs.tick();
+            if self.fs.forget_applied() {
+                mojim_env::reserve::trim();
+            }
         }
     }
 }

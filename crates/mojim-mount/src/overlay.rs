@@ -8,6 +8,7 @@
 //! - Extents do not overlap, and end at or before the file's size.
 //! - `dirty` names exactly the extents that are not begun.
 //! - `blocks` names each block for which room was taken, until its bytes are begun or cut.
+//! - What extents keep is bounded by their bytes, however often they were cut.
 //! - Bytes that were begun stay here until their sync point is applied: until then the data
 //!   file may have them or not.
 //! - Bytes of the data file from a cut on do not count until that cut is applied. Each cut
@@ -18,10 +19,12 @@ use std::ops::Range;
 
 use mojim::Change;
 
-/// An extent takes what is written behind it until it has so many bytes.
+/// An extent takes what is written behind it until it has so many bytes, usually.
 const MOST: usize = 1 << 20;
 /// Unit in which bytes that are not begun are counted for the room that they take.
 pub(crate) const BLOCK: u64 = 4096;
+/// An extent that was cut gives memory back from so many unused bytes on.
+const MOST_UNUSED: usize = 512;
 /// Of an extent that is not begun.
 const NOT_YET: u64 = 0;
 
@@ -31,6 +34,15 @@ struct Extent {
     bytes: Vec<u8>,
     /// The LSN of its sync point, or [`NOT_YET`].
     lsn: u64,
+}
+
+impl Extent {
+    /// After it became shorter: it would keep the memory of all that it had.
+    fn shrink(&mut self) {
+        if self.bytes.capacity() - self.bytes.len() > MOST_UNUSED {
+            self.bytes.shrink_to_fit();
+        }
+    }
 }
 
 /// A place where the file was cut.
@@ -59,12 +71,21 @@ pub(crate) struct Overlay {
     blocks: BTreeSet<u64>,
     /// The oldest sync point of an extent or a cut; `u64::MAX`: none.
     oldest: u64,
+    /// An extent takes what is written behind it until it has so many bytes.
+    most: usize,
 }
 
 impl Overlay {
     /// Of a file whose data file has `size` bytes.
     pub(crate) fn new(size: u64) -> Overlay {
+        Overlay::with_most(size, MOST)
+    }
+
+    /// As [`Overlay::new`], with extents of at most so many bytes, unless one write has more. What is
+    /// written into an extent that was begun copies all that is behind it there.
+    pub(crate) fn with_most(size: u64, most: usize) -> Overlay {
         Overlay {
+            most,
             extents: BTreeMap::new(),
             size,
             begun_size: size,
@@ -139,7 +160,7 @@ impl Overlay {
         if let Some((at, e)) = self.extents.range_mut(..offset).next_back()
             && e.lsn == NOT_YET
             && at + e.bytes.len() as u64 == offset
-            && e.bytes.len() + bytes.len() <= MOST
+            && e.bytes.len() + bytes.len() <= self.most
         {
             e.bytes.extend_from_slice(bytes);
             return;
@@ -177,6 +198,7 @@ impl Overlay {
                 let lsn = e.lsn;
                 let rest = (to < end).then(|| e.bytes[(to - at) as usize..].to_vec());
                 e.bytes.truncate((from - at) as usize);
+                e.shrink();
                 if lsn == NOT_YET {
                     self.dirty_bytes -= (end.min(to) - from) as usize;
                 }
@@ -195,6 +217,7 @@ impl Overlay {
             }
             if end > to {
                 e.bytes.drain(..(to - at) as usize);
+                e.shrink();
                 self.insert(to, e);
             }
         }
@@ -369,6 +392,34 @@ mod tests {
     enum Owned {
         Resize(u64),
         Write(u64, Vec<u8>),
+    }
+
+    /// Each write into the midst of an extent that was begun left the memory of the whole extent at its
+    /// head: of 40,000 files that were removed from a mount its process had 5 GiB.
+    #[test]
+    fn what_is_cut_to_pieces_takes_no_more_memory() {
+        const CELL: usize = 96;
+        const CELLS: usize = 8000;
+        let mut o = Overlay::new(0);
+        let cell = |n: usize| (n * CELL) as u64;
+        (0..CELLS).for_each(|n| o.write(cell(n), &[1; CELL]));
+        o.begun(1);
+        let kept = |o: &Overlay| {
+            o.extents
+                .values()
+                .map(|e| e.bytes.capacity())
+                .sum::<usize>()
+        };
+        for n in 0..CELLS {
+            o.write(cell(n), &[2; CELL - 1]);
+            if n % 2 == 0 {
+                o.begun(2);
+            }
+        }
+        let (kept, has) = (kept(&o), CELLS * CELL);
+        assert!(kept < 3 * has, "{kept} bytes for {has}");
+        o.resize(cell(1));
+        assert_eq!(o.size(), CELL as u64);
     }
 
     proptest! {

@@ -136,6 +136,9 @@ pub(crate) struct Tree {
     foreign: BTreeSet<String>,
 }
 
+/// Most bytes of cells in one extent: a cell is written by itself, into the midst of an extent that
+/// was begun.
+const MOST_CELLS: usize = 16 << 10;
 /// Bytes that the cell of a node takes, about.
 const TOUCHED: usize = 128;
 /// Most bytes of a node's extended attributes, names and values.
@@ -160,7 +163,7 @@ impl Tree {
             opened: 0,
             next: ROOT + 1,
             places,
-            names: Overlay::new(names.map_or(0, |(_, b)| b.len() as u64)),
+            names: Overlay::with_most(names.map_or(0, |(_, b)| b.len() as u64), MOST_CELLS),
             names_file: names.map_or(0, |(n, _)| n),
             was: BTreeMap::new(),
             numbers: HashMap::new(),
@@ -435,7 +438,7 @@ impl Tree {
         self.was.clear();
         self.touched.clear();
         self.joined.clear();
-        self.names = Overlay::new(0);
+        self.names = Overlay::with_most(0, MOST_CELLS);
     }
 
     pub(crate) fn is_open(&self) -> bool {
