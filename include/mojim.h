@@ -64,7 +64,8 @@
  * 3. Ownership: strings that are passed in are copied. Strings that come out
  *    belong to the library. A handle belongs to the caller until mojim_detach.
  * 4. Files are named by their path within the volume, without a leading '/':
- *    "log", "tables/a". Directories come and go with the names.
+ *    "log", "tables/a". Directories come and go with the names. A name that this
+ *    node or the mirror cannot have fails with ENAMETOOLONG.
  * 5. NULL where a pointer is needed is EINVAL.
  * 6. Memory: a call that gets too little memory (RLIMIT_AS, say) fails with
  *    ENOMEM, has begun nothing, and can be repeated; what it should have committed

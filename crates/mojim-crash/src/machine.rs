@@ -136,6 +136,9 @@ impl Env for Machine {
     fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
         self.os.max_file_size(dir)
     }
+    fn longest_names(&self, dir: &Path) -> io::Result<mojim_env::Longest> {
+        self.os.longest_names(dir)
+    }
     fn file_size_limit(&self) -> u64 {
         self.os.file_size_limit()
     }

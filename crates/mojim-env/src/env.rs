@@ -266,6 +266,37 @@ impl Space {
     };
 }
 
+/// The longest names that files can have in a directory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Longest {
+    /// Of one component of a path.
+    pub part: u16,
+    /// Of a path within the directory.
+    pub path: u16,
+}
+
+impl Longest {
+    /// In a directory with a short path, on a usual file system.
+    pub const USUAL: Longest = Longest {
+        part: 255,
+        path: 4094,
+    };
+
+    /// Whether a file can have this name.
+    pub fn takes(self, name: &str) -> bool {
+        let part = |p: &str| p.len() <= self.part.into();
+        name.len() <= self.path.into() && name.split('/').all(part)
+    }
+
+    /// What both directories take.
+    pub fn and(self, other: Longest) -> Longest {
+        Longest {
+            part: self.part.min(other.part),
+            path: self.path.min(other.path),
+        }
+    }
+}
+
 /// One node's environment.
 pub trait Env: Send + Sync {
     /// Time since some fixed moment; never goes back.
@@ -304,6 +335,10 @@ pub trait Env: Send + Sync {
     /// directory.
     fn max_file_size(&self, _dir: &Path) -> io::Result<u64> {
         Ok(i64::MAX as u64)
+    }
+    /// The longest names that files can have in this directory.
+    fn longest_names(&self, _dir: &Path) -> io::Result<Longest> {
+        Ok(Longest::USUAL)
     }
     /// The largest size, in bytes, to which this process may extend a file
     /// (RLIMIT_FSIZE).

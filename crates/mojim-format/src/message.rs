@@ -173,6 +173,10 @@ pub struct Welcome {
     pub life: u64,
     /// The most bytes that a file can have on the mirror.
     pub max_file: u64,
+    /// The most bytes of one component of a file's name there.
+    pub max_part: u16,
+    /// The most bytes of a file's name there.
+    pub max_name: u16,
     /// First LSNs of its epochs.
     pub history: Vec<EpochStart>,
 }
@@ -186,7 +190,9 @@ impl Message for Welcome {
             .u64(self.known)
             .u16(self.level)
             .u64(self.life)
-            .u64(self.max_file);
+            .u64(self.max_file)
+            .u16(self.max_part)
+            .u16(self.max_name);
         put_history(w, &self.history);
     }
 
@@ -211,6 +217,8 @@ impl Message for Welcome {
             level: r.u16()?,
             life: r.u64()?,
             max_file: r.u64()?,
+            max_part: r.u16()?,
+            max_name: r.u16()?,
             history: get_history(r)?,
         })
     }
@@ -704,6 +712,8 @@ mod tests {
             level: 1,
             life: 6,
             max_file: 7,
+            max_part: 255,
+            max_name: 4000,
             history: history.clone(),
         });
         round(Refuse {

@@ -126,6 +126,8 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
                 level: 3,
                 life: 6,
                 max_file: 7,
+                max_part: 255,
+                max_name: 4000,
                 history: history(),
             }
             .encode(),

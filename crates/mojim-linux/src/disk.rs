@@ -12,7 +12,7 @@
 
 use super::error;
 use mojim_env::threads::SignalsWait;
-use mojim_env::{File, FileSystem, NotPlain, OpenHow, Space, descriptors};
+use mojim_env::{File, FileSystem, Longest, NotPlain, OpenHow, Space, descriptors};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -340,6 +340,20 @@ pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
         }
     }
     Ok(fits)
+}
+
+/// See [`mojim_env::Env::longest_names`]: the file system tells the one, and a path is opened with
+/// that of the directory before it.
+pub(super) fn longest_names(dir: &Path) -> io::Result<Longest> {
+    let usual = Longest::USUAL;
+    let part = match fs::statfs(dir)?.f_namelen {
+        // It does not tell.
+        0 => usual.part,
+        n => (n as usize).min(usual.part.into()) as u16,
+    };
+    let most = libc::PATH_MAX as usize - "/\0".len();
+    let path = most.saturating_sub(dir.as_os_str().len()) as u16;
+    Ok(Longest { part, path })
 }
 
 /// See [`mojim_env::Env::remove_empty_dirs`].

@@ -14,7 +14,9 @@
 use crate::{Keys, disk, flush_range, memory, net, tls};
 use mojim_config::Config;
 use mojim_config::key_files;
-use mojim_env::{Address, Conn, Context, Env, File, FileSystem, Memory, OpenHow, Result, Space};
+use mojim_env::{
+    Address, Conn, Context, Env, File, FileSystem, Longest, Memory, OpenHow, Result, Space,
+};
 use mojim_format::certificate::Subject;
 use std::any::Any;
 use std::io;
@@ -133,6 +135,9 @@ impl Env for Os {
     }
     fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
         disk::max_file_size(dir)
+    }
+    fn longest_names(&self, dir: &Path) -> io::Result<Longest> {
+        disk::longest_names(dir)
     }
     fn file_size_limit(&self) -> u64 {
         disk::file_size_limit()

@@ -159,6 +159,8 @@ impl Fs {
             }
         }
         let before = self.set_times(state, &held);
+        // The mirror may be another one by now.
+        state.tree.longest = self.volume.longest_names();
         state.tree.write_touched();
         let names = state.tree.renames();
         let mut changes: Vec<Change<'_>> = Vec::new();

@@ -240,10 +240,11 @@ impl Fs {
             asker,
             RandomState::new().hash_one(0) as u32,
         );
-        let tree = tree.map_err(|what| Error::Damaged {
+        let mut tree = tree.map_err(|what| Error::Damaged {
             path: volume.directory().join(NAMES),
             what,
         })?;
+        tree.longest = volume.longest_names();
         let sizes: HashMap<u32, u64> = files.iter().map(|f| (f.0, f.2)).collect();
         let files = tree.files().map(|(ino, number)| {
             let file = FileBytes::new(number, sizes.get(&number).copied().unwrap_or(0), 0);

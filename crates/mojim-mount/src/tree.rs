@@ -13,6 +13,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mojim::Change;
+use mojim_env::Longest;
+use mojim_format::MAX_FILE_NAME;
 use mojim_format::catalog::valid_file_name;
 use rustix::io::Errno;
 
@@ -134,6 +136,8 @@ pub(crate) struct Tree {
     joined: BTreeSet<u64>,
     /// Names in the volume's directory that no program may take.
     foreign: BTreeSet<String>,
+    /// The longest names of files that all nodes can have.
+    pub(crate) longest: Longest,
 }
 
 /// Most bytes of cells in one extent: a cell is written by itself, into the midst of an extent that
@@ -172,6 +176,7 @@ impl Tree {
             touched: BTreeSet::new(),
             joined: BTreeSet::new(),
             foreign: foreign.into_iter().collect(),
+            longest: Longest::USUAL,
         };
         if cells.is_empty() {
             let place = tree.put(&Cell::First(random));
@@ -490,11 +495,20 @@ impl Tree {
             return Err(Errno::PERM);
         }
         let path = self.path_in(parent, name);
+        if self.is_too_long(&path) {
+            return Err(Errno::NAMETOOLONG);
+        }
         // What others put into the volume's directory.
         match self.is_foreign(&path) {
             true => Err(Errno::EXIST),
             false => Ok(()),
         }
+    }
+
+    /// Whether a file of that path has a name in the volume that some node cannot have.
+    fn is_too_long(&self, path: &[u8]) -> bool {
+        let name = std::str::from_utf8(path);
+        name.is_ok_and(|n| valid_file_name(n) && !self.longest.takes(n))
     }
 
     /// Whether something else lies at that path, or below it.
@@ -677,16 +691,27 @@ impl Tree {
                 // Programs that move directories copy then.
                 return Err(Errno::XDEV);
             }
-            if !self.foreign.is_empty() && self.moves_to_foreign(&files, node, to) {
+            if !self.foreign.is_empty() && self.moves_to(&files, node, to, Tree::is_foreign) {
                 return Err(Errno::EXIST);
+            }
+            let Longest { part, path } = self.longest;
+            let is_bound = usize::from(path) < MAX_FILE_NAME || usize::from(part) < MOST_NAME;
+            if is_bound && self.moves_to(&files, node, to, Tree::is_too_long) {
+                return Err(Errno::NAMETOOLONG);
             }
         }
         Ok(())
     }
 
-    /// Whether one of `files`, which are `node` or lie below it, comes to where something else
-    /// lies when that takes the name `to`.
-    fn moves_to_foreign(&self, files: &[u64], node: u64, to: (u64, &[u8])) -> bool {
+    /// Whether one of `files`, which are `node` or lie below it, comes to such a path when that
+    /// takes the name `to`.
+    fn moves_to(
+        &self,
+        files: &[u64],
+        node: u64,
+        to: (u64, &[u8]),
+        such: fn(&Tree, &[u8]) -> bool,
+    ) -> bool {
         let top = self.nodes[&node].names.first();
         let top = top.map_or(0, |(p, n)| self.path_in(*p, n).len());
         let to = self.path_in(to.0, to.1);
@@ -694,7 +719,7 @@ impl Tree {
             let (parent, name) = &self.nodes[f].names[0];
             let path = self.path_in(*parent, name);
             let rest = path.get(top..).unwrap_or(&[]);
-            self.is_foreign(&[&to[..], rest].concat())
+            such(self, &[&to[..], rest].concat())
         })
     }
 

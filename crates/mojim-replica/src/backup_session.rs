@@ -25,7 +25,7 @@ use mojim_format::{Frame, FrameKind};
 use mojim_protocol::{Holding, Plan, Prefix, reconcile};
 
 use crate::backup_progress::{Progress, Source, Term};
-use crate::handshake::{Opening, theirs, too_large};
+use crate::handshake::{Limits, Opening, exceeds, theirs};
 use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx};
 use crate::spill_out::{SpillFile, SpillOut};
 use mojim_copy::copy_out::CopyOut;
@@ -126,8 +126,8 @@ pub struct BackupSession {
     /// before something does.
     stalled: bool,
     force_copy: bool,
-    /// The largest file that the backup can have.
-    max_file: u64,
+    /// What files the backup can have.
+    limits: Limits,
     backoff: Duration,
     /// Why the last try failed.
     pub last_error: Option<String>,
@@ -158,7 +158,7 @@ impl BackupSession {
             moved: now,
             stalled: false,
             force_copy: false,
-            max_file: u64::MAX,
+            limits: Limits::UNKNOWN,
             backoff: Duration::from_millis(10),
             last_error: None,
             source,
@@ -472,7 +472,7 @@ impl BackupSession {
     /// A backup that cannot have one of the files would pass over its size, and the bytes
     /// that are written there: it follows no node.
     fn check_sizes(&mut self) -> Result<()> {
-        let Some(why) = too_large(self.source.store(), &self.peer, self.max_file) else {
+        let Some(why) = exceeds(self.source.store(), &self.peer, self.limits) else {
             return Ok(());
         };
         self.backoff = COPY_AGAIN;
@@ -482,7 +482,7 @@ impl BackupSession {
     }
 
     fn agree(&mut self, w: Welcome) -> Result<()> {
-        self.max_file = w.max_file;
+        self.limits = Limits::of(&w);
         self.check_sizes()?;
         let store = self.source.store().clone();
         let theirs = theirs(&w)?;

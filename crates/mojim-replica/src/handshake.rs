@@ -11,7 +11,7 @@ use mojim_protocol::{History, Holding};
 
 use crate::link::{Carrier, PAGE_LEN, Page};
 use mojim_env::wire::Wire;
-use mojim_env::{Conn, Error, Result};
+use mojim_env::{Conn, Error, Longest, Result};
 use mojim_store::log::CONTROL_LEN;
 use mojim_store::store::Store;
 
@@ -27,9 +27,44 @@ pub(crate) fn theirs(w: &Welcome) -> Result<Holding> {
     })
 }
 
-/// Why node `peer`, which can have files of at most `most` bytes, cannot have all that are
-/// in `store`.
-pub(crate) fn too_large(store: &Store, peer: &str, most: u64) -> Option<String> {
+/// What files a peer can have.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// The largest one's bytes.
+    pub size: u64,
+    pub names: Longest,
+}
+
+impl Limits {
+    /// Of a peer that has not answered yet.
+    pub const UNKNOWN: Limits = Limits {
+        size: u64::MAX,
+        names: Longest::USUAL,
+    };
+
+    /// By the peer's answer.
+    pub fn of(w: &Welcome) -> Limits {
+        let (part, path) = (w.max_part, w.max_name);
+        let names = Longest { part, path };
+        let size = w.max_file;
+        Limits { size, names }
+    }
+}
+
+/// A name that a node cannot have, in messages.
+pub(crate) fn too_long(name: &str, node: &str, most: Longest) -> String {
+    let Longest { part, path } = most;
+    format!(
+        "file {name:?}: node {node} can have names of at most {path} bytes below its directory, and {part} between two slashes"
+    )
+}
+
+/// Why node `peer` cannot have all files that are in `store`.
+pub(crate) fn exceeds(store: &Store, peer: &str, limits: Limits) -> Option<String> {
+    if let Some(name) = store.too_long(limits.names) {
+        return Some(too_long(&name, peer, limits.names));
+    }
+    let most = limits.size;
     let (name, size) = store.largest_file().filter(|(_, size)| *size > most)?;
     Some(format!(
         "file {name:?} has {size} bytes, node {peer} can have files of at most {most} (its file system, or its limit RLIMIT_FSIZE)"

@@ -457,6 +457,8 @@ impl Mirror {
             level: self.store.level() as u16,
             life: sb.life,
             max_file: self.store.max_file(),
+            max_part: self.store.longest_names().part,
+            max_name: self.store.longest_names().path,
             history: self.store.history().entries().to_vec(),
         }
     }

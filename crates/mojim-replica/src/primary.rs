@@ -42,6 +42,7 @@ use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::courtesy::Courtesy;
+use crate::handshake::{Limits, too_long};
 use crate::link::{COPY_SILENCE, Rx, Tx};
 use crate::piece::Piece;
 use crate::spill_out::SpillFile;
@@ -50,7 +51,7 @@ use mojim_config::WriteBack;
 use mojim_env::event::Event;
 use mojim_env::threads::thread_number;
 use mojim_env::turns::Mutex;
-use mojim_env::{Error, Result, Space};
+use mojim_env::{Error, Longest, Result, Space};
 use mojim_store::log::{Live, Log};
 use mojim_store::store::Store;
 use split::Split;
@@ -239,7 +240,9 @@ pub struct Primary {
     /// Sync points whose bytes go to spill files, before they have an LSN.
     spilling: AtomicUsize,
     /// The most bytes that a file can have at the mirror, by its last Welcome.
-    pub(crate) mirror_max_file: AtomicU64,
+    mirror_max_file: AtomicU64,
+    /// The longest names there: of a part in the upper half, of a path in the lower.
+    mirror_names: AtomicU32,
     /// What a mirror last said of its room, over the present link or the last one.
     mirror_room: Mutex<Option<(u64, Space)>>,
     /// The backups, while there is no mirror that forwards to them.
@@ -419,6 +422,7 @@ impl Primary {
             spill_error: Mutex::new(None),
             spilling: AtomicUsize::new(0),
             mirror_max_file: AtomicU64::new(u64::MAX),
+            mirror_names: AtomicU32::new(u32::MAX),
             mirror_room: Mutex::default(),
             backups: BackupProgress::new(store.logs().len(), spec.secondary_threshold),
             store,
@@ -589,6 +593,43 @@ impl Primary {
             errno: libc::EFBIG,
             error: "file too large".into(),
         })
+    }
+
+    /// The longest names that files can have on this node and on the mirror.
+    pub fn longest_names(&self) -> Longest {
+        self.store.longest_names().and(self.mirror_names())
+    }
+
+    fn mirror_names(&self) -> Longest {
+        let both = self.mirror_names.load(Acquire);
+        let (part, path) = ((both >> 16) as u16, both as u16);
+        Longest { part, path }
+    }
+
+    /// Fails if this node or the mirror cannot have a file of this name. This is checked
+    /// before there is a record of the name.
+    pub fn check_name(&self, name: &str) -> Result<()> {
+        if self.longest_names().takes(name) {
+            return Ok(());
+        }
+        let here = self.store.longest_names();
+        let (node, most) = match here.takes(name) {
+            false => (self.store.spec().node.clone(), here),
+            true => (self.mirror(), self.mirror_names()),
+        };
+        Err(Error::Io {
+            what: too_long(name, &node, most),
+            errno: libc::ENAMETOOLONG,
+            error: "name too long".into(),
+        })
+    }
+
+    /// The mirror says what files it can have.
+    pub(crate) fn set_mirror_limits(&self, limits: Limits) {
+        let Longest { part, path } = limits.names;
+        let both = u32::from(part) << 16 | u32::from(path);
+        self.mirror_names.store(both, Release);
+        self.mirror_max_file.store(limits.size, Release);
     }
 
     /// One sync point from beginning to end. Returns its LSN.

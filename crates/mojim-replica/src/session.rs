@@ -33,7 +33,7 @@ use mojim_protocol::{
     AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_outbid, reconcile,
 };
 
-use crate::handshake::{Opening, theirs, too_large};
+use crate::handshake::{Limits, Opening, exceeds, theirs};
 use crate::holders::{Holders, Peer};
 use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx};
 use crate::mirror::promote::used_up;

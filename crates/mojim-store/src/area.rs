@@ -26,7 +26,7 @@ use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
 use mojim_format::{Catalog, CatalogEntry, FormatError, Op, OpKind, RecordView};
 
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
-use mojim_env::{Context, Env, Error, File, NotPlain, OpenHow, Result};
+use mojim_env::{Context, Env, Error, File, Longest, NotPlain, OpenHow, Result};
 
 mod again;
 mod entries;
@@ -103,6 +103,8 @@ pub struct Area {
     max_open: usize,
     /// The most bytes that a file can have here.
     max_file: u64,
+    /// The longest names that files can have here.
+    longest: Longest,
 }
 
 /// The error for a catalogue, at `path`, of a version that this release does not know.
@@ -141,6 +143,9 @@ impl Area {
         area.max_file = env
             .max_file_size(dir)
             .context(|| format!("how large files may be in {}", dir.display()))?;
+        area.longest = env
+            .longest_names(dir)
+            .context(|| format!("how long names may be in {}", dir.display()))?;
         area.unsynced.whole = env.file_system(dir).ok();
         Ok(area)
     }
@@ -149,6 +154,7 @@ impl Area {
     fn closed(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Area {
         let mut area = Area {
             max_file: 0,
+            longest: Longest::USUAL,
             env: env.clone(),
             dir: dir.to_owned(),
             catalog_path: meta.join("catalog"),
@@ -506,6 +512,11 @@ impl Area {
         let pages = self.image.range((id, 0)..=(id, u64::MAX));
         let pages: Vec<_> = pages.map(|(at, _)| *at).collect();
         pages.iter().for_each(|at| _ = self.image.remove(at));
+    }
+
+    /// The longest names that files can have here.
+    pub fn longest_names(&self) -> Longest {
+        self.longest
     }
 
     /// The most bytes that the file system allows for a file here.

@@ -28,7 +28,7 @@ use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{State, View};
 use mojim_protocol::{History, Holding, is_rival};
 
-use mojim_env::{Error, Result};
+use mojim_env::{Error, Longest, Result};
 
 mod applier;
 mod apply;
@@ -162,6 +162,13 @@ impl Store {
         let area = self.area();
         let largest = area.files().max_by_key(|f| f.size);
         largest.map(|f| (f.name.clone(), f.size))
+    }
+
+    /// The name of a file that a copy with these longest names cannot have.
+    pub fn too_long(&self, longest: Longest) -> Option<String> {
+        let area = self.area();
+        let found = area.files().find(|f| !longest.takes(&f.name));
+        found.map(|f| f.name.clone())
     }
 
     /// Makes an empty copy the first copy of a new volume. The copy counts as whole

@@ -521,6 +521,36 @@ fn a_name_is_a_file_where_it_was_a_directory() {
     }
 }
 
+/// A name that the primary can have, and the mirror cannot, poisoned the mirror: here its directory's
+/// path is longer.
+#[test]
+fn a_name_that_the_mirror_cannot_have_is_refused_before_there_is_a_record_of_it() {
+    let place = Place::new("name-refused");
+    let mut c = place.config("sync", "tcp", 1);
+    let deep = &mut c.nodes.get_mut("b").unwrap().directory;
+    while deep.as_os_str().len() < 3500 {
+        deep.push("d".repeat(200));
+    }
+    let b = node(&c, "b").unwrap();
+    let long = vec!["n".repeat(200); 4].join("/");
+    let v = attach(&c, "a");
+    v.create("short").unwrap();
+    let refused = |r: mojim::Result<()>| {
+        let e = r.unwrap_err();
+        assert_eq!(e.errno(), 36, "ENAMETOOLONG: {e}");
+        assert!(e.to_string().contains("node b"), "{e}");
+    };
+    refused(v.create(&long).map(drop));
+    refused(v.rename("short", &long));
+    refused(v.map(&long, 4096, CREATE).map(drop));
+    let m = v.map("short", 4096, CREATE).unwrap();
+    // SAFETY: inside the mapping, which only this thread uses.
+    unsafe { m.ptr.write_volatile(7) };
+    assert!(msync(m.ptr, m.len).unwrap() > 0);
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+}
+
 /// Once, a size that no file can have was committed on both nodes, and then failed on
 /// both, at every attach from then on.
 #[test]

@@ -91,8 +91,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes down what the mirror is and can do; an error if it cannot have the largest
-    /// file.
+    /// Takes down what the mirror is and can do; an error if it cannot have one of the
+    /// files.
     fn meet(&mut self, w: &Welcome) -> Result<()> {
         self.primary.mirror_level.store(w.level, Relaxed);
         if let Some(view_client) = &mut self.view_client {
@@ -101,10 +101,11 @@ impl Session {
                 incarnation: w.life,
             });
         }
-        if let Some(why) = too_large(&self.primary.store, &self.peer.name, w.max_file) {
+        let limits = Limits::of(w);
+        if let Some(why) = exceeds(&self.primary.store, &self.peer.name, limits) {
             return Err(self.copy_failed(why));
         }
-        self.primary.mirror_max_file.store(w.max_file, Release);
+        self.primary.set_mirror_limits(limits);
         Ok(())
     }
 

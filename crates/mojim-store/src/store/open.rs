@@ -383,6 +383,7 @@ impl<'a> Opening<'a> {
             history: RwLock::new(Arc::new(history)),
             open_files: area.open_files().clone(),
             max_file: area.max_file(),
+            longest: area.longest_names(),
             area: Mutex::new(area),
             applier: Gate::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
             checkpointing: Mutex::new(()),

@@ -31,7 +31,7 @@ use crate::progress::Progress;
 use crate::stage::Stage;
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
-use mojim_env::{Env, Error, File, Result};
+use mojim_env::{Env, Error, File, Longest, Result};
 
 /// What a store is and where it lies.
 #[derive(Debug, Clone)]
@@ -108,6 +108,8 @@ pub struct Store {
     pub(super) open_files: Arc<OpenFiles>,
     /// The most bytes that the file system allows for a data file.
     pub(super) max_file: u64,
+    /// The longest names that data files can have.
+    pub(super) longest: Longest,
     pub(super) applier: Gate<Applier>,
     /// Held by whoever makes a checkpoint; taken before the applier's lock.
     pub(super) checkpointing: Mutex<()>,
@@ -340,6 +342,11 @@ impl Store {
     /// process, whichever is smaller.
     pub fn max_file(&self) -> u64 {
         self.max_file.min(self.env.file_size_limit())
+    }
+
+    /// The longest names that data files can have here.
+    pub fn longest_names(&self) -> Longest {
+        self.longest
     }
 
     /// The oldest LSN that the logs still hold, or the one after the last.

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim_env::{File, Result, Space};
+use mojim_env::{File, Longest, Result, Space};
 use mojim_memory::fork::check_fork;
 use mojim_replica::piece::Piece;
 use mojim_replica::primary::{Begun, RoomWait};
@@ -104,8 +104,12 @@ impl Volume {
         check_fork()?;
         self.0.check_attached()?;
         for c in changes {
-            if let Change::Resize { size, .. } = c {
-                self.0.primary.check_size(*size)?;
+            match c {
+                Change::Resize { size, .. } => self.0.primary.check_size(*size)?,
+                Change::Create { name, .. } | Change::Rename { name, .. } => {
+                    self.0.primary.check_name(name)?;
+                }
+                Change::Write { .. } | Change::Remove { .. } => {}
             }
         }
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
@@ -153,6 +157,11 @@ impl Volume {
     pub fn check(&self) -> Result<()> {
         self.0.check_attached()?;
         self.0.primary.check()
+    }
+
+    /// The longest names that files can have on this node and on the mirror.
+    pub fn longest_names(&self) -> Longest {
+        self.0.primary.longest_names()
     }
 
     /// Fails if this node or the mirror cannot have a file of `size` bytes.

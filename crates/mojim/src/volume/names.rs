@@ -122,6 +122,7 @@ impl Volume {
         if let Some(old) = self.0.primary.store.area().find(to).map(|f| f.id) {
             self.0.refuse_mapped(old, to)?;
         }
+        self.0.primary.check_name(to)?;
         self.0.primary.store.area().check_name(to)?;
         // Before the change: even if it fails now, it may be committed later.
         names.renamed = true;
@@ -161,6 +162,7 @@ impl Inner {
         if let Some(f) = area.find(file) {
             return Ok((f.id, f.size));
         }
+        self.primary.check_name(file)?;
         let id = area.next_id();
         let path = area.path(file);
         let stranger = area.check_name(file)?;
