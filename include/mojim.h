@@ -48,6 +48,10 @@
  *    working copy that others have mapped is theirs to commit (mojim_join), unless
  *    it was the owner. quick_exit is sudden death, and so is the exit of a child
  *    made by fork for what it has from its parent.
+ * 8. Attach after chroot and setuid. A process that gives up its root or its user
+ *    afterwards can commit what it has mapped, but changes of names and sizes, and
+ *    sync points that do not fit in the log, fail (ENOENT, EACCES): the volume's
+ *    directory is out of its reach.
  *
  * CONVENTIONS
  *

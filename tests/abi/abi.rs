@@ -290,6 +290,31 @@ fn a_call_needs_no_more_stack_than_the_header_says() {
     assert_eq!(out, "none refused, some done\n");
 }
 
+/// The next name, or size, after chroot or setuid poisoned the copy: what the change needs was opened by its
+/// path, when the change was acknowledged already.
+#[test]
+fn a_program_that_gives_up_its_root_or_its_user_poisons_nothing() {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return; // It takes a privilege to give it up.
+    }
+    let v = TestVolume::new("");
+    let bin = v.root.join("confined");
+    compile("tests/abi/confined.c", &bin, &[], true);
+    for how in ["chroot", "setuid"] {
+        let mut c = Command::new(&bin);
+        c.arg(v.config()).arg(how).arg(v.root.join("ring"));
+        assert_eq!(
+            succeed(&mut c),
+            "only names and sizes are refused\n",
+            "{how}"
+        );
+        let out = succeed(Command::new(&bin).arg(v.config()).arg("look"));
+        let made = if how == "chroot" { 1 } else { 0 };
+        assert_eq!(out, format!("2 {made}\n"), "{how}");
+    }
+}
+
 /// pthread_cancel of a thread in a call ended the process: its unwinding met frames of the
 /// library that do not unwind.
 #[test]

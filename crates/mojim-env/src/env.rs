@@ -336,6 +336,11 @@ pub trait Env: Send + Sync {
     fn max_file_size(&self, _dir: &Path) -> io::Result<u64> {
         Ok(i64::MAX as u64)
     }
+    /// Tells a directory from every other one. Fails if this process cannot make files in it, as where it
+    /// has another root or another user by now.
+    fn reach(&self, _dir: &Path) -> io::Result<(u64, u64)> {
+        Ok((0, 0))
+    }
     /// The longest names that files can have in this directory.
     fn longest_names(&self, _dir: &Path) -> io::Result<Longest> {
         Ok(Longest::USUAL)

@@ -342,6 +342,18 @@ pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
     Ok(fits)
 }
 
+/// See [`mojim_env::Env::reach`].
+pub(super) fn reach(dir: &Path) -> io::Result<(u64, u64)> {
+    let to_change = fs::Access::WRITE_OK | fs::Access::EXEC_OK;
+    match fs::accessat(CWD, dir, to_change, AtFlags::EACCESS) {
+        // Before Linux 5.8: by the real user, not the effective one.
+        Err(Errno::NOSYS | Errno::INVAL) => fs::access(dir, to_change)?,
+        done => done?,
+    }
+    let stat = fs::stat(dir)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// See [`mojim_env::Env::longest_names`]: the file system tells the one, and a path is opened with
 /// that of the directory before it.
 pub(super) fn longest_names(dir: &Path) -> io::Result<Longest> {

@@ -136,6 +136,9 @@ impl Env for Os {
     fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
         disk::max_file_size(dir)
     }
+    fn reach(&self, dir: &Path) -> io::Result<(u64, u64)> {
+        disk::reach(dir)
+    }
     fn longest_names(&self, dir: &Path) -> io::Result<Longest> {
         disk::longest_names(dir)
     }

@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn what_is_cut_to_pieces_takes_no_more_memory() {
         const CELL: usize = 96;
-        const CELLS: usize = 8000;
+        const CELLS: usize = 4000;
         let mut o = Overlay::new(0);
         let cell = |n: usize| (n * CELL) as u64;
         (0..CELLS).for_each(|n| o.write(cell(n), &[1; CELL]));

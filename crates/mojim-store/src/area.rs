@@ -105,6 +105,8 @@ pub struct Area {
     max_file: u64,
     /// The longest names that files can have here.
     longest: Longest,
+    /// The catalogue's directory, as it was when the area was opened.
+    place: (u64, u64),
 }
 
 /// The error for a catalogue, at `path`, of a version that this release does not know.
@@ -146,6 +148,8 @@ impl Area {
         area.longest = env
             .longest_names(dir)
             .context(|| format!("how long names may be in {}", dir.display()))?;
+        // Where nothing can be changed, that is said when something is to be.
+        area.place = area.reach().unwrap_or_default();
         area.unsynced.whole = env.file_system(dir).ok();
         Ok(area)
     }
@@ -155,6 +159,7 @@ impl Area {
         let mut area = Area {
             max_file: 0,
             longest: Longest::USUAL,
+            place: (0, 0),
             env: env.clone(),
             dir: dir.to_owned(),
             catalog_path: meta.join("catalog"),
@@ -512,6 +517,33 @@ impl Area {
         let pages = self.image.range((id, 0)..=(id, u64::MAX));
         let pages: Vec<_> = pages.map(|(at, _)| *at).collect();
         pages.iter().for_each(|at| _ = self.image.remove(at));
+    }
+
+    fn reach(&self) -> Result<(u64, u64)> {
+        let meta = self.catalog_path.parent().expect("it has a directory");
+        let tell = |dir: &Path| {
+            let reached = self.env.reach(dir);
+            reached.context(|| format!("changing files in {}", dir.display()))
+        };
+        tell(&self.dir)?;
+        tell(meta)
+    }
+
+    /// Fails if this process cannot change names and sizes any more, before there is a record of such a
+    /// change: it cannot be applied then, and the copy is poisoned.
+    pub fn check_reach(&self) -> Result<()> {
+        let lost = |e: std::io::Error| {
+            let what = format!(
+                "{}: this process has another root or another user than when it attached; attach after chroot and setuid",
+                self.dir.display()
+            );
+            Error::io(what, &e)
+        };
+        match self.reach() {
+            Ok(place) if place == self.place => Ok(()),
+            Ok(_) => Err(lost(std::io::Error::from_raw_os_error(libc::ENOENT))),
+            Err(e) => Err(lost(std::io::Error::from_raw_os_error(e.errno()))),
+        }
     }
 
     /// The longest names that files can have here.

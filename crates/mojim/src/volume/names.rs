@@ -123,7 +123,10 @@ impl Volume {
             self.0.refuse_mapped(old, to)?;
         }
         self.0.primary.check_name(to)?;
-        self.0.primary.store.area().check_name(to)?;
+        let area = self.0.primary.store.area();
+        area.check_reach()?;
+        area.check_name(to)?;
+        drop(area);
         // Before the change: even if it fails now, it may be committed later.
         names.renamed = true;
         self.0
@@ -163,6 +166,7 @@ impl Inner {
             return Ok((f.id, f.size));
         }
         self.primary.check_name(file)?;
+        area.check_reach()?;
         let id = area.next_id();
         let path = area.path(file);
         let stranger = area.check_name(file)?;
@@ -207,6 +211,7 @@ impl Inner {
         size: u64,
     ) -> Result<()> {
         self.primary.check_size(size)?;
+        self.primary.store.area().check_reach()?;
         let parts = data_of(f, size, name)?;
         let bytes: u64 = parts.iter().map(|p| p.end - p.start).sum();
         let mut pieces = Vec::new();
@@ -258,6 +263,7 @@ impl Inner {
                 self.primary.check_size(*size)?;
             }
         }
+        self.primary.store.area().check_reach()?;
         let begun = self.primary.begin_commit(pieces)?;
         self.see_through(names, &begun)
     }
