@@ -21,7 +21,7 @@ use crate::guard;
 use crate::interval::{Interval, interval};
 use crate::log::{self, Form};
 use crate::node::raise_descriptors;
-use crate::runs_mount::{Begun, LATER};
+use crate::runs_mount::{Begun, LATER, device_of};
 use crate::signals;
 use crate::supervise::Post;
 use crate::while_used::{self, Users};
@@ -116,6 +116,8 @@ enum Atomic {
 enum Over {
     Asked,
     Unmounted,
+    /// Its connection to the kernel was ended while it was mounted.
+    CutOff,
     /// Another node is the primary.
     Stale,
 }
@@ -125,9 +127,10 @@ impl Over {
     fn log(&self) {
         match self {
             Over::Asked => tracing::info!("the mount ends: a signal asked for it"),
-            Over::Unmounted => tracing::warn!(
-                "the mount ends: somebody unmounted it, or ended its connection to the kernel"
-            ),
+            Over::Unmounted => tracing::info!("the mount ends: somebody unmounted it"),
+            Over::CutOff => {
+                tracing::warn!("the mount ends: somebody ended its connection to the kernel");
+            }
             Over::Stale => tracing::warn!("the mount ends: another node is the primary"),
         }
     }
@@ -186,7 +189,7 @@ impl Mount {
             let mounted = self.mount(attached)?;
             self.say_ready(&volume.name);
             (waits, slow) = (Waits::default(), Slow::default());
-            let over = wait(&mounted, self.wait)?;
+            let over = wait(&mounted, &self.directory, self.wait)?;
             over.log();
             let ended = mounted.end();
             if over != Over::Stale {
@@ -416,13 +419,15 @@ impl Waits {
 }
 
 /// Until the mount is over.
-fn wait(mounted: &Mounted, while_primary: bool) -> Result<Over, Failure> {
+fn wait(mounted: &Mounted, at: &Path, while_primary: bool) -> Result<Over, Failure> {
+    let device = device_of(at).ok();
     loop {
         if signals::came_within(TURN)? {
             return Ok(Over::Asked);
         }
         if mounted.is_over() {
-            return Ok(Over::Unmounted);
+            let stays = device.is_some() && device_of(at).ok() == device;
+            return Ok(if stays { Over::CutOff } else { Over::Unmounted });
         }
         if while_primary && mounted.is_stale() {
             return Ok(Over::Stale);

@@ -195,7 +195,21 @@ fn is_usable(n: &Value) -> bool {
 
 /// Whether a node's role and copy are of an older view.
 pub fn is_stale(n: &Value, nodes: &[Value]) -> bool {
-    n["epoch"].is_u64() && epoch(n) < newest(nodes)
+    n["epoch"].is_u64() && epoch(n) < newest(nodes) || replaced_by(n, nodes).is_some()
+}
+
+/// The node that is the primary by a later version of the register than the view in which `n` was,
+/// and the epoch of that version, if that node does not answer: no copy that does need know the later
+/// view. One that answers says itself what it is.
+fn replaced_by<'a>(n: &Value, nodes: &'a [Value]) -> Option<(&'a str, u64)> {
+    if n["role"] != "primary" || !n["epoch"].is_u64() {
+        return None;
+    }
+    let register = latest(nodes)?;
+    let (primary, since) = (register["primary"]["node"].as_str()?, epoch(register));
+    let is_away = |m: &Value| m["node"] == primary && m["reachable"] != true;
+    (n["node"] != primary && epoch(n) < since && nodes.iter().any(is_away))
+        .then_some((primary, since))
 }
 
 /// A node's role by all the answers, for people.
@@ -214,7 +228,8 @@ pub fn role<'a>(n: &'a Value, nodes: &[Value]) -> &'a str {
 fn leader(nodes: &[Value]) -> Option<&Value> {
     let newest = newest(nodes);
     let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
-    nodes.iter().find(leads)
+    let holds = |n: &&Value| replaced_by(n, nodes).is_none();
+    nodes.iter().filter(leads).find(holds)
 }
 
 /// The mirror that the primary of the newest view names.
@@ -448,6 +463,7 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let first: Vec<&Value> = nodes
         .iter()
         .filter(|n| n["role"] == "primary" && epoch(n) == newest)
+        .filter(|n| replaced_by(n, nodes).is_none())
         .collect();
     let known = |n: &Value| n["epoch"].is_u64() || n["state"] == "new";
     if nodes.iter().all(|n| n["reachable"] == true && known(n)) && first.len() != 1 {
@@ -458,7 +474,7 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     for n in nodes.iter().filter(|n| n["reachable"] == true) {
         let is_primary = n["role"] == "primary" && n["state"] != "loading";
         let leads = is_primary && first.iter().all(|p| p["node"] == n["node"]);
-        of_copy(n, newest, leads, &mut ills);
+        of_copy(n, nodes, leads, &mut ills);
     }
     let mut mirror = None;
     if let Some(p) = first.first() {
@@ -830,7 +846,7 @@ fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Ill> {
 
 /// Whether a node's copy is whole, and of the newest view. `leads`: the node is the
 /// primary, and no other node is the primary of the newest view.
-fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
+fn of_copy(n: &Value, nodes: &[Value], leads: bool, ills: &mut Vec<Ill>) {
     let name = text(n, "node");
     match n["state"].as_str() {
         // A damaged copy has an `error`, too.
@@ -867,12 +883,18 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
         ));
     }
     let has_one = n["state"] != "new" && n["state"] != "empty" && n["state"] != "loading";
-    if n["role"] == "primary" && has_one && n["epoch"].is_u64() && epoch(n) < newest {
+    if n["role"] == "primary" && has_one && is_stale(n, nodes) {
+        let now = match replaced_by(n, nodes) {
+            Some((primary, since)) => {
+                format!("by the register node {primary} is the primary since epoch {since}")
+            }
+            None => format!("the volume is in epoch {} by now", newest(nodes)),
+        };
         ills.push(Ill::new(
             name,
             "stale",
             format!(
-                "node {name} was primary, in epoch {}; the volume is in epoch {newest} by now, and that copy has not been brought up to date{}",
+                "node {name} was primary, in epoch {}; {now}, and that copy has not been brought up to date{}",
                 epoch(n),
                 uncopied(n)
             ),

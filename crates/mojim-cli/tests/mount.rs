@@ -667,7 +667,8 @@ fn a_mount_is_made_by_mounts_helper() {
     assert_eq!(mounted(), None);
     assert_eq!(run("rw,name=a,noexec,_netdev"), Some(0));
     let line = mounted().expect("it is mounted");
-    for word in ["nosuid", "nodev", "noexec"] {
+    // A bare `fuse` has mount(8) run the source as a command where a mount is to be changed.
+    for word in [" fuse.mojim ", "nosuid", "nodev", "noexec"] {
         assert!(line.contains(word), "{line}");
     }
     fs::write(at.join("f"), "x").unwrap();
@@ -678,6 +679,37 @@ fn a_mount_is_made_by_mounts_helper() {
     let m = Mount::new(&c, "a", &[]);
     assert_eq!(fs::read(m.at.join("f")).unwrap(), b"x");
     m.end();
+}
+
+/// `umount`, by which a mount is to be ended, was a warning; that somebody ended its connection to the
+/// kernel said the same.
+#[test]
+fn the_end_of_a_mount_is_logged_with_its_cause() {
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let mut m = Mount::new(&c, "a", &[]);
+    let umount = Command::new("umount").arg(&m.at).status().unwrap();
+    assert!(umount.success());
+    assert_eq!(m.process.wait(), Some(0));
+    m.over = true;
+    let said = m.process.errors();
+    assert!(
+        said.contains("INFO node a: the mount ends: somebody unmounted it"),
+        "{said}"
+    );
+    if !rustix::process::getuid().is_root() {
+        eprintln!("left out: ending a connection to the kernel needs root");
+        return;
+    }
+    let mut m = Mount::new(&c, "a", &[]);
+    let _open = File::create(m.at.join("f")).unwrap();
+    let _ = rustix::mount::unmount(&m.at, rustix::mount::UnmountFlags::FORCE);
+    m.process.wait();
+    let said = m.process.errors();
+    assert!(
+        said.contains("WARN node a: the mount ends: somebody ended its connection"),
+        "{said}"
+    );
 }
 
 fn is_read_only<T: std::fmt::Debug>(done: io::Result<T>, what: &str) {

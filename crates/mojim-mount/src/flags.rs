@@ -20,6 +20,13 @@ pub struct Flags {
     pub noatime: bool,
 }
 
+/// Makes the type that mount(8) reads `fuse.mojim`. An option of the kernel: `MountOption::Subtype` is
+/// for `fusermount3` only, and a mount by root would lack it. mount(8) runs the source of a mount whose
+/// type is bare `fuse` as a command, when it is asked to change that mount.
+pub(crate) fn subtype() -> MountOption {
+    MountOption::CUSTOM("subtype=mojim".into())
+}
+
 impl Flags {
     /// Takes the options of mount(8), with commas between: the last of two that exclude each other counts.
     ///

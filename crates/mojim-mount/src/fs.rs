@@ -884,9 +884,10 @@ impl Fs {
 
     /// Access control lists would be kept, and not enforced.
     fn check_xattr(name: &[u8]) -> Result<()> {
-        match name.starts_with(b"system.") {
-            true => Err(Errno::OPNOTSUPP),
-            false => Ok(()),
+        let known: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+        match known.iter().any(|space| name.starts_with(space)) {
+            true => Ok(()),
+            false => Err(Errno::OPNOTSUPP),
         }
     }
 

@@ -106,7 +106,7 @@ impl Mounted {
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::FSName(name),
-            MountOption::Subtype("mojim".into()),
+            flags::subtype(),
             MountOption::DefaultPermissions,
         ];
         config.mount_options.extend(flags.options());

@@ -31,7 +31,7 @@ use rustix::io::Errno;
 
 use crate::cells::Kind;
 use crate::directory;
-use crate::flags::Flags;
+use crate::flags::{self, Flags};
 use crate::fs::{Entry, Result, Seen, lock, now};
 use crate::fuse::{MOST, attr, kind, no, xattr};
 use crate::tree::{Asker, NAMES, Node, ROOT, Tree};
@@ -72,7 +72,7 @@ impl Reading {
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::FSName(name),
-            MountOption::Subtype("mojim".into()),
+            flags::subtype(),
             MountOption::DefaultPermissions,
         ];
         let flags = Flags {

@@ -474,6 +474,31 @@ fn a_role_of_an_older_view_is_said_to_be_over() {
     assert!(nodes.iter().all(|n| backup_line(n, &nodes).is_none()));
 }
 
+/// `a` was getting a whole copy from `b`, which led alone by the register and then died. Status said
+/// "node a is the primary", and nothing but that `b` does not answer.
+#[test]
+fn the_register_ends_the_role_of_a_primary_that_knows_no_later_view() {
+    let mut nodes = cluster();
+    nodes.truncate(2);
+    nodes[0]["attached"] = json!(false);
+    nodes[0]["register"] = json!({ "version": 9, "epoch": 8, "primary": { "node": "b" } });
+    nodes[1] = json!({ "node": "b", "reachable": false, "error": "node b is away" });
+    let found = judge(&nodes);
+    let expected = [("b", "unreachable"), ("a", "stale")].map(|(n, k)| (n.into(), k.into()));
+    assert_eq!(found, expected);
+    assert_eq!(role(&nodes[0], &nodes), "was primary");
+    assert_eq!(unused_line(&nodes), None);
+    let all = ills(&super::tests::expected(&[]), &nodes);
+    let stale = all.iter().find(|i| i.kind == "stale").unwrap();
+    let since = "by the register node b is the primary since epoch 8";
+    assert!(stale.text.contains(since), "{stale:?}");
+    assert!(stale.todo.contains("`mojim node` on node b"), "{stale:?}");
+    // An attach is in the register before the copies know its epoch.
+    nodes[0]["register"]["primary"]["node"] = json!("a");
+    assert_eq!(role(&nodes[0], &nodes), "primary");
+    assert!(unused_line(&nodes).is_some());
+}
+
 /// Nothing said what becomes of the program (a new user).
 #[test]
 fn what_becomes_of_the_program_is_said() {
