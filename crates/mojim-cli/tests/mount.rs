@@ -517,6 +517,35 @@ fn no_name_comes_without_the_bytes_it_had() {
     m.end();
 }
 
+/// What waited was bounded in bytes alone: with large logs hundreds of thousands of names went in one
+/// sync point, and a node that took over then had to apply all of them before it served.
+#[test]
+fn many_names_are_committed_early() {
+    let c = Cluster::new(SYNC);
+    let text = fs::read_to_string(c.file()).unwrap();
+    c.configure(&text.replace("4MiB", "64MiB"));
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    fs::create_dir(m.at.join("d")).unwrap();
+    sync_dir(&m.at);
+    let last = || c.says("a")["last_lsn"].as_u64().unwrap();
+    let make = |names: std::ops::Range<u32>| {
+        for n in names {
+            File::create(m.at.join(format!("d/{n}"))).unwrap();
+        }
+    };
+    let before = last();
+    make(0..1000);
+    assert_eq!(last(), before, "few wait for a sync point");
+    make(1000..17_000);
+    await_that("the early commit", || (last() > before).then_some(()));
+    m.kill();
+    let m = Mount::new(&c, "a", &[]);
+    assert!(fs::read_dir(m.at.join("d")).unwrap().count() > 16_000);
+    m.end();
+}
+
 /// A file was made as long as it will be, as databases do, and its holes were filled: nobody
 /// looked whether the disk had room, every fsync was acknowledged, and the copy could not be
 /// opened any more once that was to be applied.

@@ -33,6 +33,9 @@ use crate::tree::{Asker, NAMES, Opened, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
 const MOST_EXTENTS: usize = 1 << 14;
+/// Names that are not begun: more are committed early. It is half of what a mirror lets wait to be
+/// applied before it takes more: a node that takes over has to apply them all first.
+const MOST_NAMES: usize = 1 << 14;
 /// Zeros are stored in pieces of so many bytes.
 const ZEROS: usize = 1 << 20;
 /// A file that is not created yet, even in the log.
@@ -322,9 +325,10 @@ impl Fs {
         Ok(state)
     }
 
-    /// Whether more waits, of names and bytes together, than is to.
+    /// Whether more waits, of names and bytes together, or of names alone, than is to.
     fn is_much(&self, state: &State) -> bool {
-        state.tree.waiting() + self.waiting.load(Relaxed) > self.options.most_waiting
+        state.tree.names_waiting() > MOST_NAMES
+            || state.tree.waiting() + self.waiting.load(Relaxed) > self.options.most_waiting
     }
 
     /// Fails if nothing is served any more: what is not here may have been dropped uncommitted.

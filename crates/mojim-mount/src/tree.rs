@@ -435,6 +435,11 @@ impl Tree {
         self.names.dirty_bytes() + self.touched.len() * TOUCHED
     }
 
+    /// Files whose names were made, changed or removed, and are not begun.
+    pub(crate) fn names_waiting(&self) -> usize {
+        self.was.len()
+    }
+
     /// There are no nodes any more.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
