@@ -477,7 +477,13 @@ impl Node {
         }
         let spec = layout::store(&self.config, &self.me, v);
         let clean = sb.logs == 0;
-        let seen = Area::look(&self.env, &spec.dir, &spec.meta, sb.volume_id, clean);
+        let seen = Area::look(
+            &self.env,
+            &spec.dir,
+            &spec.meta,
+            (sb.volume_id, sb.checkpoint),
+            clean,
+        );
         let why = seen.err()?.to_string();
         // A process may use the copy, or have used it meanwhile.
         let now = read_superblock(&*self.env, &spec.meta).ok().flatten();

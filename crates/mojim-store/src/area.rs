@@ -97,6 +97,8 @@ pub struct Area {
     torn: bool,
     /// Room that is kept for the catalogue and the notes was taken.
     took_kept: bool,
+    /// There is a catalogue.
+    catalogued: bool,
     /// Files that were not synced, and left the catalogue since [`Area::settle`].
     left: BTreeMap<u32, Arc<dyn File>>,
     /// Most files that are kept open.
@@ -181,6 +183,7 @@ impl Area {
             failed: None,
             torn: false,
             took_kept: false,
+            catalogued: false,
             left: BTreeMap::new(),
             max_open: 0,
         };
@@ -194,13 +197,20 @@ impl Area {
         self.unsynced.most = (most / 4).max(1);
     }
 
-    /// Checks, without changing anything, that the area could be opened: its catalogue
-    /// and, if `all` records are applied, the sizes of its files.
-    pub fn look(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64, all: bool) -> Result<()> {
+    /// Checks, without changing anything, that the area of a copy with this checkpoint could be
+    /// opened: its catalogue and, if `all` records are applied, the sizes of its files.
+    pub fn look(
+        env: &Arc<dyn Env>,
+        dir: &Path,
+        meta: &Path,
+        (volume, checkpoint): (u64, u64),
+        all: bool,
+    ) -> Result<()> {
         let mut area = Area::closed(env, dir, meta, volume);
         // The files are opened one at a time.
         area.max_open = 1;
         area.read_catalog()?;
+        area.check_catalog(checkpoint)?;
         if all { area.check_sizes() } else { Ok(()) }
     }
 
@@ -226,6 +236,7 @@ impl Area {
                 (self.catalog_lsn, self.begun) = (c.lsn, c.begun);
                 self.written = c.begun;
                 self.files = c.files.into_iter().collect();
+                self.catalogued = true;
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
@@ -236,6 +247,23 @@ impl Area {
             }
         }
         Ok(())
+    }
+
+    /// Fails if there is no catalogue, though the copy has a checkpoint: the records that would
+    /// make its files again may be gone.
+    pub fn check_catalog(&self, checkpoint: u64) -> Result<()> {
+        match self.catalogued || checkpoint == 0 {
+            true => Ok(()),
+            false => Err(self.damaged("the catalogue is missing")),
+        }
+    }
+
+    /// Makes a catalogue where there is none, before a checkpoint counts.
+    pub fn make_catalog(&mut self) -> Result<()> {
+        match self.catalogued {
+            true => Ok(()),
+            false => self.write_catalog(),
+        }
     }
 
     fn damaged(&self, what: &str) -> Error {
@@ -652,6 +680,7 @@ impl Area {
         };
         let path = self.catalog_path.clone();
         self.replace(&path, &c.encode())?;
+        self.catalogued = true;
         self.written = self.begun;
         self.sizes_dirty = false;
         Ok(())

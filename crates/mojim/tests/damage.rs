@@ -221,6 +221,29 @@ fn catalogue() {
     p.expect(1);
 }
 
+/// A catalogue that was missing was taken for an empty one: with the mirror beside it, the primary
+/// took the data file in as a new one, as of what had been applied, and 150 acknowledged entries
+/// were 139 on both nodes.
+#[test]
+fn a_missing_catalogue_is_not_an_empty_one() {
+    let p = Place::filled("no-catalogue");
+    let path = p.meta("catalog");
+    let before = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    for _ in 0..2 {
+        let e = p.attach().err().expect("noticed").to_string();
+        assert!(e.contains("catalogue is missing"), "{e}");
+    }
+    std::fs::write(&path, before).unwrap();
+    p.expect(1);
+    // A volume that has no files is used again and again.
+    let q = Place::new("no-files");
+    for _ in 0..3 {
+        q.attach().unwrap().detach().unwrap();
+    }
+    q.write(&q.attach().unwrap(), 2);
+}
+
 #[test]
 fn data_file_of_another_length_or_gone() {
     let p = Place::filled("data");

@@ -516,6 +516,7 @@ impl Store {
         if is_replaced || is_torn || self.stands_still() || !may(applied) {
             return Ok(());
         }
+        lock(&self.area).make_catalog()?;
         lock(&self.durable).clone_from(&cursors);
         let (starts, lost) = self.releasable(&cursors);
         let lost = if starts == cursors { applied } else { lost };

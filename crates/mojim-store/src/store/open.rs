@@ -348,6 +348,9 @@ impl<'a> Opening<'a> {
             }
             Err(e) => return Err(e),
         };
+        if sb.state == State::Whole {
+            area.check_catalog(sb.checkpoint)?;
+        }
         area.keep_most_open(spec.max_open.min(env.most_open()));
         self.check_limit(&area)?;
         if self.in_memory && !self.was_clean && sb.state == State::Whole {
