@@ -1051,3 +1051,41 @@ fn attributes(kind: Kind, mode: u32, asker: Asker) -> Attributes {
         changed: asker.now,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path that the mirror cannot have was taken, and poisoned the mirror.
+    #[test]
+    fn a_path_that_a_node_cannot_have_is_refused() {
+        let asker = Asker {
+            uid: 0,
+            gid: 0,
+            now: crate::fs::now(),
+        };
+        let mut tree = Tree::load(None, &[], Vec::new(), asker, 1).unwrap();
+        let (part, path) = (10, 20);
+        tree.longest = Longest { part, path };
+        let make = |tree: &mut Tree, parent, name: &str, file| {
+            let kind = match file {
+                Some(number) => Kind::File(number),
+                None => Kind::Dir,
+            };
+            tree.make(parent, name.as_bytes(), kind, 0o755, asker)
+        };
+        let dir = make(&mut tree, ROOT, "a", None).unwrap();
+        let below = make(&mut tree, dir, "123456789", None).unwrap();
+        make(&mut tree, below, "12345678", Some(1)).unwrap();
+        let long = Err(Errno::NAMETOOLONG);
+        assert_eq!(make(&mut tree, below, "123456789", Some(2)), long);
+        assert_eq!(make(&mut tree, ROOT, "12345678901", Some(2)), long);
+        // A directory may not carry its files there.
+        let mut rename = |to: &str| {
+            let (from, to) = ((ROOT, &b"a"[..]), (ROOT, to.as_bytes()));
+            tree.rename(from, to, Renames::Replaces, asker.now)
+        };
+        assert_eq!(rename("ab"), Err(Errno::NAMETOOLONG));
+        assert_eq!(rename("b"), Ok(()));
+    }
+}
