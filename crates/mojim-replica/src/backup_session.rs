@@ -321,9 +321,10 @@ impl BackupSession {
             let Some((f, body)) = wire.take_frame()? else {
                 break;
             };
-            self.heard = now;
             moved = true;
             self.on_frame(f, &body)?;
+            // The peer waits for this node's work, which is no silence of its own.
+            self.heard = store.env().now();
         }
         self.check_copy()?;
         moved |= self.pump_lanes(now)?;

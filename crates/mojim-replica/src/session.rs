@@ -404,9 +404,10 @@ impl Session {
             let Some((f, body)) = wire.take_frame()? else {
                 break;
             };
-            self.heard = now;
             moved = true;
             self.on_frame(f, &body)?;
+            // The peer waits for this node's work, which is no silence of its own.
+            self.heard = self.primary.store.env().now();
         }
         self.check_copy()?;
         self.check_heard(now)?;

@@ -13,6 +13,8 @@
 //!   seem to be gone.)
 //! - Older files are only a source of bytes: a page of an older file is taken
 //!   only if its bytes have the sum that the sender named.
+//! - A staged file is closed with bytes that were not synced only where a sync of the whole file
+//!   system, opened before they were written, tells of writes that failed.
 //! - The copy is sealed only after every wanted page has come, and every stream
 //!   that carried anything has ended.
 //! - Bytes are read and written by several threads at once, each with a
@@ -30,10 +32,13 @@ use mojim_format::{Catalog, CatalogEntry, FormatError};
 
 use crate::area::{is_gone, make_dirs, of_another_release, replace_file};
 use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, noted_names};
-use mojim_env::{Context, Env, Error, File, NotPlain, OpenHow, Result};
+use mojim_env::{Context, Env, Error, File, FileSystem, NotPlain, OpenHow, Result};
 
 /// The directory of staged files; no file of a volume can lie there.
 const STAGED: &str = ".mojim-copy";
+/// Most files, or directories, that are synced one by one where the file system can be synced as
+/// a whole: each sync of a new one commits the file system's journal.
+const MOST_SYNCS: usize = 64;
 /// Frames of sums that may be unanswered on one link.
 pub const WINDOW: usize = 32;
 
@@ -49,6 +54,11 @@ pub struct Stage {
     names: BTreeSet<String>,
     open: BTreeMap<u32, Arc<dyn File>>,
     max_open: usize,
+    /// The file system of the staged files, from before the first write; `None` where it cannot
+    /// be synced as a whole.
+    whole: Option<Arc<dyn FileSystem>>,
+    /// Files were closed that only a sync of `whole` makes durable.
+    closed: bool,
     /// Names of this node's own files, by number.
     old: BTreeMap<u32, String>,
     /// The older file that was compared last, and the number of the copy's file.
@@ -124,6 +134,8 @@ impl Stage {
         Stage::clear(&**env, dir, meta)?;
         make_dirs(&**env, &dir.join(STAGED), dir)?;
         Ok(Stage {
+            whole: env.file_system(&dir.join(STAGED)).ok(),
+            closed: false,
             env: env.clone(),
             dir: dir.to_owned(),
             catalog: catalog_path(meta),
@@ -334,18 +346,36 @@ impl Stage {
         Ok(f)
     }
 
-    /// Keeps a file open. A file that is closed to make room is made durable first, so
-    /// that a failure to write it back is seen.
+    /// Keeps a file open. A file that is closed to make room is made durable first, or later with
+    /// the whole file system, so that a failure to write it back is seen.
     fn keep(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
         if self.open.len() >= self.max_open
             // The file that was announced last is needed last.
             && let Some((id, f)) = self.open.pop_last()
         {
-            f.sync()
-                .context(|| format!("staged file {}", staged(&self.dir, id).display()))?;
+            match self.whole.as_ref().is_some_and(|w| w.has(&*f)) {
+                true => self.closed = true,
+                false => self.sync_one(id, &*f)?,
+            }
         }
         self.open.insert(id, f);
         Ok(())
+    }
+
+    fn sync_one(&self, id: u32, f: &dyn File) -> Result<()> {
+        f.sync()
+            .context(|| format!("staged file {}", staged(&self.dir, id).display()))
+    }
+
+    /// Makes the bytes of all staged files durable.
+    fn sync_files(&mut self) -> Result<()> {
+        let open = std::mem::take(&mut self.open);
+        let many = std::mem::take(&mut self.closed) || open.len() > MOST_SYNCS;
+        let whole = self.whole.clone().filter(|_| many);
+        sync_whole(whole.as_deref(), &self.dir)?;
+        let is_left = |f: &dyn File| !whole.as_ref().is_some_and(|w| w.has(f));
+        let mut left = open.iter().filter(|(_, f)| is_left(&***f));
+        left.try_for_each(|(id, f)| self.sync_one(*id, &**f))
     }
 
     /// Where bytes of a file of the copy are to be written.
@@ -408,10 +438,7 @@ impl Stage {
             )));
         }
         self.source = None;
-        for (id, f) in std::mem::take(&mut self.open) {
-            f.sync()
-                .context(|| format!("staged file {}", staged(&self.dir, id).display()))?;
-        }
+        self.sync_files()?;
         let staged = self.dir.join(STAGED);
         self.env
             .sync_dir(&staged)
@@ -560,13 +587,10 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
     let old = old_names(env, meta, &present)?;
     let mut changed = BTreeSet::from([dir.to_owned(), dir.join(STAGED)]);
     remove_old(env, dir, &old, &c, &mut changed)?;
+    // A file that is moved must not go with a directory that a crash takes away.
+    sync_dirs(env, dir, &make_parents(env, dir, &c)?)?;
     move_staged(env, dir, &c, &mut changed)?;
-    for p in changed {
-        match env.sync_dir(&p) {
-            Err(e) if is_gone(&e) => {}
-            r => r.context(|| format!("syncing {}", p.display()))?,
-        }
-    }
+    sync_dirs(env, dir, &changed)?;
     // Notes of renames and removals under way belong to the old copy.
     remove(env, &meta.join(RENAME_NOTE)).context(what)?;
     remove(env, &meta.join(REMOVAL_NOTE)).context(what)?;
@@ -626,6 +650,43 @@ fn remove_old(
     Ok(())
 }
 
+/// Makes the directories in which files of the copy lie. Returns them and those above.
+fn make_parents(env: &dyn Env, dir: &Path, c: &Catalog) -> Result<BTreeSet<PathBuf>> {
+    let mut all = BTreeSet::new();
+    for e in &c.files {
+        let to = dir.join(&e.name);
+        let parent = to.parent().filter(|p| !all.contains(*p));
+        if let Some(parent) = parent {
+            env.create_dir_all(parent)
+                .context(|| format!("making {}", parent.display()))?;
+            let above = parent.ancestors().take_while(|a| a.starts_with(dir));
+            all.extend(above.map(Path::to_owned));
+        }
+    }
+    Ok(all)
+}
+
+/// Makes the names in these directories durable, those in `dir` or below.
+fn sync_dirs(env: &dyn Env, dir: &Path, all: &BTreeSet<PathBuf>) -> Result<()> {
+    let whole = match all.len() > MOST_SYNCS {
+        true => env.file_system(dir).ok(),
+        false => None,
+    };
+    sync_whole(whole.as_deref(), dir)?;
+    let is_left = |p: &&PathBuf| !whole.as_ref().is_some_and(|w| w.has_dir(p));
+    all.iter()
+        .filter(is_left)
+        .try_for_each(|p| match env.sync_dir(p) {
+            Err(e) if is_gone(&e) => Ok(()),
+            r => r.context(|| format!("syncing {}", p.display())),
+        })
+}
+
+fn sync_whole(whole: Option<&dyn FileSystem>, dir: &Path) -> Result<()> {
+    let what = || format!("syncing the file system of {}", dir.display());
+    whole.map_or(Ok(()), |w| w.sync().context(what))
+}
+
 /// Renames the staged files to their places, except those that an earlier try renamed.
 /// Adds the directories that changed to `changed`.
 fn move_staged(
@@ -636,10 +697,7 @@ fn move_staged(
 ) -> Result<()> {
     for e in &c.files {
         let to = dir.join(&e.name);
-        if let Some(parent) = to.parent() {
-            make_dirs(env, parent, dir)?;
-            changed.insert(parent.to_owned());
-        }
+        changed.extend(to.parent().map(Path::to_owned));
         let from = staged(dir, e.id);
         let moved = match env.rename(&from, &to) {
             // Empty directories that files of the old copy left.

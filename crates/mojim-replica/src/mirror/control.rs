@@ -115,8 +115,9 @@ impl ControlIn {
         self.wire.flush()?;
         while let Some((f, body)) = self.wire.take_frame()? {
             moved = true;
-            self.heard = now;
             self.take(f, &body)?;
+            // The peer waits for this node's work, which is no silence of its own.
+            self.heard = self.mirror.store.env().now();
         }
         let mut silence = self.mirror.silence;
         if let Stage::Giving(copy) = &mut self.stage {
