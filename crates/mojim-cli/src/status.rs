@@ -268,6 +268,19 @@ fn differs(v: &Volume, config: &Config, answer: &Value, row: &Value) -> Vec<Stri
     if let Some(mode) = row["mode"].as_str().filter(|m| *m != v.mode.as_str()) {
         all.push(format!("mode {mode} (here {})", v.mode.as_str()));
     }
+    let theirs = &row["settings"];
+    let connections = theirs["connections"].as_u64();
+    if let Some(n) = connections.filter(|n| *n != v.connections as u64) {
+        all.push(format!("connections {n} (here {})", v.connections));
+    }
+    // Other nodes in these places may be on their way, by `mojim replace`.
+    if let (Some(first), Some(second)) = (theirs["primary"].as_str(), theirs["mirror"].as_str())
+        && (Some(first), second) == (v.mirror.as_deref(), &v.primary)
+    {
+        all.push(format!(
+            "primary {first} and mirror {second} (here the other way round)"
+        ));
+    }
     let limit = config.failure_limit.as_millis() as u64;
     if let Some(theirs) = answer["failure_limit_ms"].as_u64().filter(|l| *l != limit) {
         all.push(format!("failure_limit {theirs} ms (here {limit} ms)"));
@@ -315,6 +328,7 @@ fn node_row(config: &Config, n: &Node, v: &Volume, answer: &Value) -> Value {
     if let Some(o) = row.as_object_mut() {
         o.remove("volume");
         o.remove("mode");
+        o.remove("settings");
     }
     row
 }

@@ -733,6 +733,25 @@ fn a_node_with_another_configuration_is_named() {
     nodes.end("c");
     nodes.start(&c, "c");
     c.await_well("c with this failure_limit again");
+    // Nor was it noticed that a node had the places of primary and mirror exchanged, or other links.
+    let text = fs::read_to_string(c.file()).unwrap();
+    let places = "primary = \"a\"\nmirror = \"b\"";
+    let exchanged = "primary = \"b\"\nmirror = \"a\"\nconnections = 3";
+    assert!(text.contains(places), "{text}");
+    fs::write(&other, text.replacen(places, exchanged, 1)).unwrap();
+    nodes.end("c");
+    *nodes.at("c") = Some(c.node_as(&other, "c"));
+    c.await_ills(
+        "c with the places exchanged",
+        &[("c", "configuration")],
+        &[
+            "connections 3 (here 1)",
+            "primary b and mirror a (here the other way round)",
+        ],
+    );
+    nodes.end("c");
+    nodes.start(&c, "c");
+    c.await_well("c with these places again");
 }
 
 /// A primary and its program are killed, its memory is lost, and its log has not all that

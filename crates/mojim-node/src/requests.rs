@@ -593,6 +593,9 @@ impl Node {
         let mut out = json!({
             "volume": v.name,
             "mode": v.mode.to_string(),
+            "settings": {
+                "connections": v.connections, "primary": v.primary, "mirror": v.mirror,
+            },
             "node": self.me.name,
             "role": self.role(v, sb.as_ref(), mirror.as_deref()),
             "state": s.state,
