@@ -61,6 +61,9 @@ pub struct Stage {
     closed: bool,
     /// Names of this node's own files, by number.
     old: BTreeMap<u32, String>,
+    /// All names that are removed before the copy is put in place: those of this node's own
+    /// files, and of files whose removal is not finished.
+    present: BTreeSet<String>,
     /// The older file that was compared last, and the number of the copy's file.
     source: Option<(u32, Arc<dyn File>)>,
     /// Pages that were requested and have not arrived.
@@ -133,6 +136,8 @@ impl Stage {
     ) -> Result<Stage> {
         Stage::clear(&**env, dir, meta)?;
         make_dirs(&**env, &dir.join(STAGED), dir)?;
+        let mut present = BTreeSet::from_iter(old_names(&**env, meta, &meta.join("catalog"))?);
+        present.extend(old.values().cloned());
         Ok(Stage {
             whole: env.file_system(&dir.join(STAGED)).ok(),
             closed: false,
@@ -146,6 +151,7 @@ impl Stage {
             open: BTreeMap::new(),
             max_open,
             old,
+            present,
             source: None,
             owed: BTreeSet::new(),
             starts: BTreeMap::new(),
@@ -192,7 +198,7 @@ impl Stage {
             write: true,
             ..OpenHow::DATA
         };
-        let ours = |name: &str| self.old.values().any(|o| o == name);
+        let ours = |name: &str| self.present.contains(name);
         let above = |a: &Path| a.to_str().is_some_and(ours);
         let clear = match self.env.open(&to, how) {
             Ok(_) => Ok(()),
@@ -724,6 +730,7 @@ pub fn sum(page: &[u8]) -> [u8; SUM_LEN] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notes::RemovalNote;
     use mojim_linux::Os;
 
     fn place(name: &str) -> PathBuf {
@@ -820,6 +827,47 @@ mod tests {
         s.seal(5).unwrap();
         // A late thread would write into files that may be in place already.
         assert!(s.takes(9).is_err());
+        drop(s);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// The removal of a file was not finished when the power went: the note of it was durable, and
+    /// the file still there. A copy that has a directory of this name, or the other way round,
+    /// could not be taken in, and the primary did not come back.
+    #[test]
+    fn what_is_being_removed_is_in_nobodys_way() {
+        let dir = place("removed");
+        let meta = dir.join("meta");
+        std::fs::create_dir_all(dir.join("d")).unwrap();
+        let gone = ["f", "d/x"];
+        for name in gone {
+            std::fs::write(dir.join(name), "old").unwrap();
+        }
+        let refused = |name: &str| begin(&dir).file(entry(1, 9, name)).is_err();
+        // Nobody knows that they are files of the volume.
+        assert!(refused("f/below") && refused("d"));
+
+        let (volume, lsn) = (1, 3);
+        let (begun, files) = ((0, 0), Vec::new());
+        let present = Catalog {
+            volume,
+            lsn,
+            begun,
+            files,
+        };
+        std::fs::write(meta.join("catalog"), present.encode()).unwrap();
+        let names = gone.map(str::to_owned).to_vec();
+        let note = RemovalNote { volume, lsn, names };
+        std::fs::write(meta.join(REMOVAL_NOTE), note.encode()).unwrap();
+        let mut s = begin(&dir);
+        for (id, name) in [(1, "f/below"), (2, "d")] {
+            assert_eq!(s.file(entry(id, 9, name)).unwrap(), 0);
+        }
+        s.seal(5).unwrap();
+        put_in_place(&Os::new().unwrap(), &dir, &meta, volume, 5).unwrap();
+        for name in ["f/below", "d"] {
+            assert_eq!(std::fs::read(dir.join(name)).unwrap(), [0; 9], "{name}");
+        }
         drop(s);
         std::fs::remove_dir_all(&dir).unwrap();
     }
