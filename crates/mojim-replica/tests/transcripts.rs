@@ -560,6 +560,29 @@ fn a_primary_whose_disk_is_new_takes_its_mirrors_copy() {
     nodes.over("new-disk");
 }
 
+/// Something lay in the way of a file of the mirror's copy. The attach said after a while that the
+/// mirror could not be reached, and advised to go on without what the mirror has.
+#[test]
+fn what_is_in_the_way_of_a_copy_is_named() {
+    let (mut nodes, p, s) = under_way("way");
+    drop(s);
+    p.store.release_lock();
+    drop(p);
+    std::fs::remove_dir_all(nodes.dir.join("a")).unwrap();
+    std::fs::create_dir_all(nodes.dir.join("a/v/f/of-a-stranger")).unwrap();
+    std::fs::write(nodes.dir.join("a/v/f/of-a-stranger/g"), "1").unwrap();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.until("the refusal", |_| {
+        s.step();
+        s.fatal().is_some()
+    });
+    let why = s.fatal().unwrap().to_string();
+    for what in ["cannot be made", "a/v/f is in the way of a file"] {
+        assert!(why.contains(what), "{what:?}: {why}");
+    }
+}
+
 /// The primary's disk was new and the mirror's not mounted: an empty volume began. Once the
 /// mirror was back with its disk, its copy, which lags in `async`, was taken for everything.
 #[test]

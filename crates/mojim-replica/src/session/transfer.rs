@@ -164,11 +164,13 @@ impl Session {
                 self.phase = Phase::Receiving(copy);
                 return Ok(());
             }
-            // This node has no room for what comes, or cannot write it. A protocol error
-            // may not occur again.
+            // This node has no room for what comes, something is in its way, or it cannot be
+            // written. A protocol error may not occur again.
             Err(e)
-                if matches!(f.kind, FrameKind::CopySums | FrameKind::CopyData)
-                    && !matches!(e, Error::Protocol(_)) =>
+                if matches!(
+                    f.kind,
+                    FrameKind::CopyFile | FrameKind::CopySums | FrameKind::CopyData
+                ) && !matches!(e, Error::Protocol(_)) =>
             {
                 return Err(self.copy_failed(e.to_string()));
             }
