@@ -11,14 +11,16 @@
 //!   file at the step's end. Another thread's sync point commits all names so far, and no other
 //!   bytes: so whatever it commits of a step are the step's first calls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mojim_sim::Rng;
 
 /// The names in a directory. There are few, so that names come back.
 const POOL: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-/// With more names than this, steps remove.
+/// With more names than this, most steps remove.
 const MANY: usize = 24;
+/// Files that some steps make at once, in a directory of their own.
+const CROWD: u64 = if cfg!(test) { 30 } else { 300 };
 /// Names are given in directories that lie less deep than this.
 const DEEP: usize = 3;
 /// Permissions of what is made.
@@ -195,37 +197,35 @@ impl Tree {
                 self.put(b, of_a);
             }
         }
-        let names = &self.names;
-        self.nodes.retain(|n, _| names.values().any(|of| of == n));
+        let named: BTreeSet<u64> = self.names.values().copied().collect();
+        self.nodes.retain(|n, _| named.contains(n));
     }
 
     /// As it is found.
     pub fn entries(&self) -> Entries {
+        // The names of each node, and the directories in each directory.
+        let (mut same, mut within) = (BTreeMap::new(), BTreeMap::new());
+        for (path, of) in &self.names {
+            same.entry(of).or_insert_with(Vec::new).push(path);
+            if self.nodes[of].what == What::Dir && !path.is_empty() {
+                *within.entry(parent(path)).or_insert(0) += 1;
+            }
+        }
         let mut found = Entries::new();
         for (path, of) in &self.names {
             let node = &self.nodes[of];
-            let is_in = |n: &&String| is_below(n, path) && parent(n) == path.as_str();
-            let same = self.names.iter().filter(|(_, n)| *n == of);
             let links = match node.what {
-                What::Dir => {
-                    2 + self
-                        .names
-                        .keys()
-                        .filter(is_in)
-                        .filter(|n| self.is_dir(n))
-                        .count()
-                }
-                _ => same.clone().count(),
+                What::Dir => 2 + within.get(&path[..]).copied().unwrap_or(0),
+                _ => same[of].len() as u64,
             };
-            let first = same.map(|(n, _)| n).next().expect("this one");
             found.insert(
                 path.clone(),
                 Entry {
                     what: node.what.clone(),
                     mode: node.mode,
                     mark: node.mark,
-                    links: links as u64,
-                    first: first.clone(),
+                    links,
+                    first: same[of][0].clone(),
                 },
             );
         }
@@ -304,6 +304,29 @@ impl Choice<'_> {
         let mut bytes = vec![0; n as usize];
         self.rng.fill(&mut bytes);
         bytes
+    }
+
+    /// A directory with many files, every eighth with bytes.
+    fn crowd(&mut self) -> Made {
+        let dir = self.free()?;
+        let mut calls = vec![Call::Mkdir(dir.clone(), self.mode())];
+        for n in 0..CROWD {
+            let path = join(&dir, &n.to_string());
+            match n % 8 {
+                0 => {
+                    let mut bytes = vec![0; self.rng.between(1, 64) as usize];
+                    self.rng.fill(&mut bytes);
+                    let new = format!("{path}.new");
+                    calls.extend([
+                        Call::Create(new.clone(), self.mode()),
+                        Call::Write(new.clone(), bytes),
+                        Call::Rename(new, path),
+                    ]);
+                }
+                _ => calls.push(Call::Create(path, self.mode())),
+            }
+        }
+        by_dir(calls)
     }
 
     /// As careful programs do: the file gets its name when it has its bytes.
@@ -424,7 +447,8 @@ impl Choice<'_> {
     fn one(&mut self) -> Made {
         let many = self.tree.names.len() > MANY;
         match self.rng.below(12) {
-            _ if many => self.remove(),
+            _ if many && self.rng.below(4) > 0 => self.remove(),
+            _ if !many && self.rng.below(24) == 0 => self.crowd(),
             0..=3 => self.make(),
             4..=5 => self.remove(),
             6 => {
@@ -544,17 +568,22 @@ impl Model {
             0 => Vec::new(),
             _ => step(self.seed, thread, mark, &tree).calls,
         };
-        let mut part = None;
-        for (i, call) in calls.iter().enumerate() {
-            tree.apply(call);
-            if i + 1 < calls.len() && tree.entries() == *found {
-                part = Some(i + 1);
-            }
-        }
-        let whole = match (difference(&tree.entries(), found), part) {
-            (None, _) => true,
-            (Some(_), Some(_)) if !alone => false,
-            (Some(e), part) => {
+        // What is found after how many calls, fewer than all.
+        let mut before = self.tree.clone();
+        let mut part = || {
+            let first = &calls[..calls.len().saturating_sub(1)];
+            let found_after = first.iter().map(|call| {
+                before.apply(call);
+                before.entries() == *found
+            });
+            let found_after: Vec<bool> = found_after.collect();
+            found_after.iter().rposition(|is| *is).map(|i| i + 1)
+        };
+        calls.iter().for_each(|c| tree.apply(c));
+        let whole = match difference(&tree.entries(), found).map(|e| (e, part())) {
+            None => true,
+            Some((_, Some(_))) if !alone => false,
+            Some((e, part)) => {
                 let part = part.map_or(String::new(), |n| format!(", of which {n} are there"));
                 return Err(format!(
                     "names of thread {thread} are not as after its step {mark}: {e}; its calls are {}{part}",
