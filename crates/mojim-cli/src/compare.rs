@@ -696,6 +696,9 @@ impl<N: Asks> Comparison<N> {
                 }
             }
             at += PAGES * PAGE;
+            // Where both nodes have a hole, both have zeros. An older release does not say so.
+            let zero = answers.map(|v| v["zero_until"].as_u64().unwrap_or(0));
+            at = at.max(zero[0].min(zero[1]) / PAGE * PAGE);
             // Pages that are equal after all make room for others.
             if suspects.len() >= MOST {
                 self.decide(std::mem::take(suspects), wait, found)?;
@@ -954,6 +957,94 @@ mod tests {
         fn who(&self) -> &str {
             self.name
         }
+    }
+
+    /// A node with a file that has holes.
+    #[derive(Clone)]
+    struct Sparse {
+        size: u64,
+        /// Its pages with data: each one's bytes.
+        pages: BTreeMap<u64, &'static str>,
+        /// An older release does not say where its holes end.
+        says: bool,
+        /// How often it was asked for sums.
+        asked: std::rc::Rc<std::cell::Cell<u64>>,
+    }
+
+    impl Asks for Sparse {
+        fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
+            let mut v = json!({
+                "low": 5, "high": 5, "born": 1, "epoch": 1, "last_lsn": 5, "state": "whole",
+                "volume_id": "v", "touched": [], "changed": { "ids": [], "names": [] },
+            });
+            let byte = |page| *self.pages.get(&page).unwrap_or(&"00");
+            match request {
+                Request::Files { .. } => {
+                    v["files"] = json!([{ "name": "f", "id": 1, "size": self.size }])
+                }
+                Request::Sums { offset: at, .. } => {
+                    self.asked.set(self.asked.get() + 1);
+                    let pages = (self.size - at).div_ceil(PAGE).min(PAGES);
+                    let pages = at / PAGE..at / PAGE + pages;
+                    let sums: String = pages.clone().map(|p| byte(p).repeat(16)).collect();
+                    v["sums"] = json!(sums);
+                    if self.says {
+                        let next = self.pages.range(pages.end..).next();
+                        v["zero_until"] = json!(next.map_or(self.size, |(p, _)| p * PAGE));
+                    }
+                }
+                Request::Page { offset: at, .. } => {
+                    v["bytes"] = json!(byte(at / PAGE).repeat(PAGE as usize));
+                }
+                _ => unreachable!("{request:?}"),
+            }
+            Ok(v)
+        }
+
+        fn who(&self) -> &str {
+            "x"
+        }
+    }
+
+    /// The sums of a hole were asked for, page after page: 16 million of a file of 64 GiB.
+    #[test]
+    fn what_is_a_hole_on_both_nodes_is_not_asked_for() {
+        let node = |size: u64, pages: &[(u64, &'static str)]| Sparse {
+            size,
+            pages: pages.iter().copied().collect(),
+            says: true,
+            asked: Default::default(),
+        };
+        let run = |nodes: [&Sparse; 2]| {
+            nodes.iter().for_each(|n| n.asked.set(0));
+            let nodes = nodes.map(Clone::clone);
+            let found = Comparison::new("v", nodes, LONG).run(LONG);
+            let found = found.unwrap().unwrap();
+            assert!(found.undecided.is_none());
+            let at = |d: &Difference| d.offset.unwrap() / PAGE;
+            found.differences.iter().map(at).collect::<Vec<_>>()
+        };
+        let large = 64 << 30;
+        let data = [(3, "01"), (1 << 20, "02")];
+        let a = node(large, &data);
+        // Zeros that were written, on one of them, are no difference.
+        let written = node(large, &[data[0], (7 << 20, "00"), data[1]]);
+        assert_eq!(run([&a, &written]), [0; 0]);
+        assert_eq!(a.asked.get(), 3);
+        // Bytes in the other node's hole are, on either node, up to the last page.
+        let last = large / PAGE - 1;
+        let other = node(large, &[data[0], (5000, "03"), data[1], (last, "04")]);
+        assert_eq!(run([&a, &other]), [5000, last]);
+        assert_eq!(run([&other, &a]), [5000, last]);
+        assert_eq!(a.asked.get(), 4);
+
+        // A node that says nothing of holes is asked for all.
+        let size = 10 * PAGES * PAGE + 1;
+        let mut old = node(size, &data[..1]);
+        old.says = false;
+        let new = node(size, &[data[0], (9 * PAGES, "05")]);
+        assert_eq!(run([&old, &new]), [9 * PAGES]);
+        assert_eq!(old.asked.get(), 11);
     }
 
     /// A node with many files, which it lists in parts.
