@@ -8,15 +8,19 @@
 //! Invariants:
 //! - The watching process does nothing else, and waits only. It needs no memory of the volume's.
 //! - No mount's process runs without it from the start: if it cannot watch, it ends that one.
+//! - The mount's process sees when nobody waits for the mount any more: the pipe to the `mojim run` that
+//!   started the mount is this one's output, and the other one's input ([`nobody_waits`]).
 //! - Programs are killed only where the mount ended under them, and only those in namespaces that were
 //!   made for this run of it: the number of its file system may be another volume's by then.
 //! - It says why the mount's process ended, in the log of the mount and beside it, before it
 //!   kills anything.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Done, Failure};
@@ -34,7 +38,7 @@ pub fn watch(at: &Path, word: &str, id: &str) -> Done {
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .arg(word)
-        .stdin(Stdio::null())
+        .stdin(std::io::stdout().as_fd().try_clone_to_owned()?)
         .stdout(Stdio::piped())
         .spawn()?;
     if let Err(e) = pass_signals_on(&child) {
@@ -66,6 +70,18 @@ pub fn watch(at: &Path, word: &str, id: &str) -> Done {
         n => tracing::error!("{n} processes that used the mount were killed"),
     }
     Ok(code)
+}
+
+/// In the mount's process, before it is mounted: whether the `mojim run` that started it has ended, or
+/// waits no longer. Also if the watching process has ended.
+pub fn nobody_waits() -> bool {
+    let (input, output) = (std::io::stdin(), std::io::stdout());
+    // Both are ends of pipes to write to, and an error says that nobody reads.
+    let none = PollFlags::empty();
+    let mut fds = [PollFd::new(&input, none), PollFd::new(&output, none)];
+    let now = rustix::time::Timespec::default();
+    let _ = poll(&mut fds, Some(&now));
+    fds.iter().any(|fd| fd.revents().contains(PollFlags::ERR))
 }
 
 /// Whether programs may be left that use the mount, which is dead. One that ended since nobody used it

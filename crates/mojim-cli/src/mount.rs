@@ -174,7 +174,7 @@ impl Mount {
                     }
                 }
             }
-            let attached = match self.attach(&config, volume) {
+            let attached = match self.attach(&config, volume, &|| false) {
                 Err(e)
                     if post.is_some() && may_pass(&e) || slow.is_it(&e, &config, node, volume) =>
                 {
@@ -253,6 +253,7 @@ impl Mount {
         let serving = loop {
             match while_used::serving(&self.directory)? {
                 Some(file) => break file,
+                None if guard::nobody_waits() => return Err(given_up(volume)),
                 None if in_time() => {
                     let last = "the process of the last mount has not ended yet";
                     say_waits(&mut said, last.into());
@@ -268,7 +269,8 @@ impl Mount {
         };
         let (mut said, mut slow) = (false, Slow::default());
         let attached = loop {
-            match self.attach(&config, volume) {
+            match self.attach(&config, volume, &guard::nobody_waits) {
+                Err(_) if guard::nobody_waits() => return Err(given_up(volume)),
                 // The node's daemon may look at what a dead process left; the mirror may be busy with
                 // what that had begun.
                 Err(e)
@@ -324,14 +326,19 @@ impl Mount {
         check_fuse()
     }
 
-    fn attach(&self, config: &Config, volume: &Volume) -> Result<mojim::Volume, mojim::Error> {
+    /// Attaches the volume, unless that is given up.
+    fn attach(
+        &self,
+        config: &Config,
+        volume: &Volume,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<mojim::Volume, mojim::Error> {
         let mut config = config.clone();
         if let Some(v) = config.volumes.get_mut(&volume.name) {
             // No other process shares it: the mount alone changes its files.
             v.working = Working::Private;
         }
-        let (node, name) = (&self.name, Some(volume.name.as_str()));
-        mojim::Volume::attach_with(&config, node, name, |_, _| {})
+        mojim::Volume::attach_unless(&config, &self.name, &volume.name, given_up)
     }
 
     fn mount(&self, attached: mojim::Volume) -> Result<Mounted, Failure> {
@@ -356,6 +363,17 @@ impl Mount {
             false => format!("volume {volume} is mounted at {dir}"),
         };
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+/// Before it is mounted; once it is, it ends for want of programs.
+fn given_up(volume: &Volume) -> Failure {
+    Failure {
+        code: LATER,
+        text: format!(
+            "the mount of volume {} is given up: the `mojim run` that waited for it has ended",
+            volume.name
+        ),
     }
 }
 

@@ -348,6 +348,36 @@ fn a_killed_mount_ends_its_programs_and_the_next_finds_what_was_acknowledged() {
     r.c.assert_equal();
 }
 
+/// A `mojim run` was killed while it waited for its mirror: the process of its mount went on waiting for
+/// 20 s, and the next `mojim run` was refused meanwhile.
+#[test]
+fn a_killed_run_that_waits_leaves_no_mount_behind() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let b = r.c.node("b");
+    let b = [b.child.id()];
+    support::stop_all(&b);
+    let args = r.args("a", &["--", "true"]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let errors = r.c.dir.join("run.txt");
+    let mut run = Process::start(&args, &errors);
+    await_that("the wait", || {
+        run.errors().contains("waiting").then_some(())
+    });
+    assert!(r.server("a").is_some());
+    run.kill();
+    await_that("the end of the mount's processes", || {
+        (r.guard("a").is_none() && r.server("a").is_none()).then_some(())
+    });
+    let log = fs::read_to_string(r.at("a").with_file_name("log")).unwrap();
+    assert!(log.contains("the `mojim run` that waited for it"), "{log}");
+    assert!(!r.is_mounted("a"));
+    support::continue_all(&b);
+    assert_eq!(r.says("a", &["echo", "up"]), "up\n");
+    r.await_end("a");
+    r.c.assert_equal();
+}
+
 /// Somebody ends the mount's connection to the kernel, and its process lives: its programs are killed as
 /// if it were dead.
 #[test]

@@ -58,7 +58,7 @@ pub use children::expect_forks;
 pub use copies::CopyReport;
 #[doc(hidden)]
 pub use mojim_replica::primary::RoomWait;
-use place::Place;
+use place::{Attacher, Place};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, prepare_thread, rollback};
 pub use windows::{is_region, unmap};
 
@@ -156,6 +156,22 @@ impl Volume {
         Volume::attach_over(config, node, volume, |os| Arc::new(os), progress)
     }
 
+    /// [`Volume::attach`], which ends with `Busy` as soon as `given_up` returns true.
+    #[doc(hidden)]
+    pub fn attach_unless(
+        config: &Config,
+        node: &str,
+        volume: &str,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<Volume> {
+        let over = |os| -> Arc<dyn Env> { Arc::new(os) };
+        let who = Attacher {
+            is_program: true,
+            given_up,
+        };
+        Volume::attach_as(config, node, Some(volume), over, |_, _| {}, who)
+    }
+
     /// [`Volume::attach`] for a node's daemon, which brings the mirror up to date while no
     /// program is attached. It never begins alone a volume that was not alone, shares
     /// nothing, and ends with `Busy` as soon as `gives_way` returns true.
@@ -171,14 +187,11 @@ impl Volume {
             v.working = Working::Private;
         }
         let over = |os| -> Arc<dyn Env> { Arc::new(os) };
-        Volume::attach_as(
-            &config,
-            node,
-            Some(volume),
-            over,
-            |_, _| {},
-            Some(gives_way),
-        )
+        let who = Attacher {
+            is_program: false,
+            given_up: gives_way,
+        };
+        Volume::attach_as(&config, node, Some(volume), over, |_, _| {}, who)
     }
 
     /// Whether the mirror follows and has everything.
@@ -211,7 +224,11 @@ impl Volume {
         over: impl FnOnce(Os) -> Arc<dyn Env>,
         progress: impl FnMut(u64, u64),
     ) -> Result<Volume> {
-        Volume::attach_as(config, node, volume, over, progress, None)
+        let who = Attacher {
+            is_program: true,
+            given_up: &|| false,
+        };
+        Volume::attach_as(config, node, volume, over, progress, who)
     }
 
     fn attach_as(
@@ -220,18 +237,18 @@ impl Volume {
         volume: Option<&str>,
         over: impl FnOnce(Os) -> Arc<dyn Env>,
         mut progress: impl FnMut(u64, u64),
-        gives_way: Option<&dyn Fn() -> bool>,
+        who: Attacher,
     ) -> Result<Volume> {
         check_fork()?;
         let watch = watch_forks();
         let place = Place::of(config, node, volume, over)?;
-        let store = Arc::new(place.open(gives_way.is_none())?);
+        let store = Arc::new(place.open(who)?);
         let primary = Arc::new(Primary::new(
             store.clone(),
             layout::primary(config, &place.node, &place.volume),
         ));
         let holders = Holders::new(layout::others(config, &place.node, &place.volume));
-        let session = place.begin(&primary, &holders, &mut progress, gives_way)?;
+        let session = place.begin(&primary, &holders, &mut progress, who)?;
         store.area().check_sizes()?;
         let inner = Arc::new(Inner::new(place, primary, holders, watch));
         let started = inner.start_threads(session);

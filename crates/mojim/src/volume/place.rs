@@ -35,6 +35,24 @@ const GIVES_WAY: Duration = Duration::from_secs(30);
 /// How long another node may take to say which view it knows.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// For whom a volume is attached.
+#[derive(Clone, Copy)]
+pub(super) struct Attacher<'a> {
+    /// A program; otherwise the node's daemon, to bring the mirror up to date.
+    pub is_program: bool,
+    /// Whether nobody waits for the attach any more.
+    pub given_up: &'a dyn Fn() -> bool,
+}
+
+impl Attacher<'_> {
+    fn check(&self) -> Result<()> {
+        match (self.given_up)() {
+            true => Err(Error::Busy("the attach is given up".into())),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Which volume is attached, on which node, over which environment.
 pub(super) struct Place {
     pub config: Config,
@@ -78,13 +96,13 @@ impl Place {
     }
 
     /// Opens the node's copy for its primary, and so takes its lock.
-    pub fn open(&self, is_program: bool) -> Result<Store> {
+    pub fn open(&self, who: Attacher) -> Result<Store> {
         // Before the lock: on a node that follows, its daemon holds that.
         let view = read_superblock(&*self.env, &layout::meta_dir(&self.node, &self.volume.name))?
             .map(|sb| sb.view)
             .unwrap_or_default();
         self.check_primary(&view)?;
-        let store = self.open_store(is_program)?;
+        let store = self.open_store(who)?;
         let sb = store.superblock();
         self.check_primary(&sb.view)?;
         if sb.state == State::Whole && store.poisoned().is_none() {
@@ -117,7 +135,7 @@ impl Place {
     /// The node's daemon holds the lock for a moment while it handles the ring of a
     /// program that died, and for longer while it brings the mirror up to date; then it
     /// is asked to give way.
-    fn open_store(&self, is_program: bool) -> Result<Store> {
+    fn open_store(&self, who: Attacher) -> Result<Store> {
         let (config, node, volume, env) = (&self.config, &self.node, &self.volume, &self.env);
         let start = env.now();
         let mut patience = Duration::from_secs(1);
@@ -140,9 +158,10 @@ impl Place {
                 // Again, for directories that `open` has made.
                 Ok(store) => return check().map(|()| store),
                 Err(Error::Busy(e)) => {
-                    if !is_program {
+                    if !who.is_program {
                         return Err(Error::Busy(e));
                     }
+                    who.check()?;
                     if patience < GIVES_WAY && heals() {
                         patience = GIVES_WAY;
                     }
@@ -164,17 +183,17 @@ impl Place {
         primary: &Arc<Primary>,
         holders: &Arc<Holders>,
         progress: &mut dyn FnMut(u64, u64),
-        gives_way: Option<&dyn Fn() -> bool>,
+        who: Attacher,
     ) -> Result<Option<Session>> {
         let (node, volume) = (&self.node, &self.volume);
         let Some(peer) = layout::peer(&self.config, node, volume) else {
             primary.begin_unreplicated(&node.name)?;
             return Ok(None);
         };
-        let explained = |e| match gives_way {
+        let explained = |e| match who.is_program {
+            true => explained(e, &volume.name),
             // A daemon heals, and tries again by itself.
-            Some(_) => e,
-            None => explained(e, &volume.name),
+            false => e,
         };
         let view = primary.store.superblock().view;
         let by_hand = volume.failover == Failover::Manual;
@@ -193,9 +212,9 @@ impl Place {
             failure_limit: (volume.failover == Failover::Automatic)
                 .then_some(self.config.failure_limit),
             patience: volume.resend_timeout * volume.resend_attempts,
-            may_go_alone: gives_way.is_none(),
+            may_go_alone: who.is_program,
         };
-        wait_attached(&mut s, primary, policy, progress, gives_way).map_err(explained)?;
+        wait_attached(&mut s, primary, policy, progress, who).map_err(explained)?;
         Ok(Some(s))
     }
 
@@ -291,7 +310,7 @@ fn wait_attached(
     primary: &Primary,
     policy: AttachPolicy,
     progress: &mut dyn FnMut(u64, u64),
-    gives_way: Option<&dyn Fn() -> bool>,
+    who: Attacher,
 ) -> Result<()> {
     let mut attach = Attach::new(s, policy);
     // The threads end with their copy, also if the attach is given up.
@@ -305,9 +324,7 @@ fn wait_attached(
         if attach.step(s, progress)? == Attaching::Done {
             return Ok(());
         }
-        if gives_way.is_some_and(|says| says()) {
-            return Err(Error::Busy("a program is about to attach".into()));
-        }
+        who.check()?;
         if moved {
             continue;
         }
