@@ -91,6 +91,9 @@ pub struct Mount {
     /// `dev`, setuid and setgid bits do not count there, and device files cannot be opened.
     #[arg(short = 'o', long = "options", value_parser = Flags::parse, default_value = "", hide_default_value = true, value_name = "OPTIONS")]
     options: Flags,
+    /// The name of the file system in the table of mounts.
+    #[arg(long, hide = true, value_name = "SOURCE")]
+    source: Option<String>,
     /// Print the ready line as JSON.
     #[arg(long)]
     json: bool,
@@ -211,7 +214,7 @@ impl Mount {
     /// A mount that only shows.
     fn run_read(&self, config: &Config, volume: &Volume) -> Done {
         let files = ReaderFiles::attach(config, &self.name, Some(&volume.name), Reading::KEEPS)?;
-        let reading = Reading::over(files, &self.directory, self.options)?;
+        let reading = Reading::over(files, &self.directory, self.options, self.source.as_deref())?;
         self.say_ready(&volume.name);
         while !reading.is_over() && !signals::came_within(TURN)? {}
         reading.end()?;
@@ -346,6 +349,7 @@ impl Mount {
             atomic_volume: self.atomic == Atomic::Volume,
             commit_interval: self.commit_interval.0,
             flags: self.options,
+            source: self.source.clone(),
             ..Options::default()
         };
         Ok(Mounted::over(attached, &self.directory, options)?)

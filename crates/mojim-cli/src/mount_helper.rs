@@ -3,6 +3,9 @@
 //! Owns the helper's command line, which is mount(8)'s: the configuration's file as the source, the
 //! directory, and options with `-o`. It starts `mojim mount` in the background and returns when the
 //! volume is mounted.
+//!
+//! Invariant: what it mounts has the source that it was given in the table of mounts, too. `mount -a`
+//! knows by source and directory what is mounted already.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -106,6 +109,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Done {
     let mut mount = Command::new(std::env::current_exe()?);
     mount.args(["mount", "--config"]).arg(&asked.source);
     mount.args(&asked.words);
+    // A table has any bytes, an option of FUSE's text only.
+    if let Some(source) = asked.source.to_str() {
+        mount.arg(format!("--source={source}"));
+    }
     if !asked.options.is_empty() {
         mount.args(["-o", &asked.options.join(",")]);
     }

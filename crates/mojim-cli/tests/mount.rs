@@ -710,6 +710,57 @@ fn a_mount_is_made_by_mounts_helper() {
     m.end();
 }
 
+/// A second `mount -a` mounted what was mounted: the table of mounts had another source than fstab.
+#[test]
+fn mount_knows_what_it_has_mounted_already() {
+    let can = Command::new("unshare")
+        .args(["-m", "mount", "--version"])
+        .output();
+    if !can.is_ok_and(|out| out.status.success() && text(&out.stdout).contains("util-linux")) {
+        eprintln!("left out: needs root, and mount and unshare of util-linux");
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let places = ["at-a", "at-b", "tools", "helpers"].map(|name| c.dir.join(name));
+    places.iter().for_each(|p| fs::create_dir(p).unwrap());
+    let [a, b, tools, helpers] = places.each_ref().map(|p| p.display());
+    let (file, table) = (c.file(), c.dir.join("fstab"));
+    let line = |at, options| format!("{} {at} fuse.mojim {options} 0 0\n", file.display());
+    fs::write(&table, line(&a, "name=a,noexec") + &line(&b, "name=b,read")).unwrap();
+    // The helper lies where other helpers lie, in this mount namespace only.
+    let script = format!(
+        "set -e; dir=$(realpath /sbin)
+         trap 'for at in {a} {b}; do while umount $at; do :; done; done' EXIT
+         mount --bind $dir {tools}; ln -s {tools}/* {helpers}; rm -f {helpers}/mount.fuse.mojim
+         ln -s '{}' {helpers}/mount.fuse.mojim; mount --bind {helpers} $dir
+         for again in 1 2 3; do mount -T {table} -a; cat /proc/self/mountinfo; echo; done",
+        support::MOJIM,
+        table = table.display(),
+    );
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-m", "--propagation", "private", "sh", "-c", &script]);
+    let out = unshare.output().unwrap();
+    let (said, why) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.success(), "{why}");
+    let tables: Vec<&str> = said.trim_end().split("\n\n").collect();
+    assert_eq!(tables.len(), 3, "{said}");
+    for (table, at) in tables
+        .iter()
+        .flat_map(|t| [(t, &places[0]), (t, &places[1])])
+    {
+        let (at, source) = (format!(" {} ", at.display()), file.display());
+        let mounts: Vec<&str> = table.lines().filter(|l| l.contains(&at)).collect();
+        assert_eq!(mounts.len(), 1, "{table}");
+        assert!(
+            mounts[0].contains(&format!(" fuse.mojim {source} ")),
+            "{table}"
+        );
+    }
+    // Its process ends by itself.
+    Mount::new(&c, "a", &[]).end();
+}
+
 /// `umount`, by which a mount is to be ended, was a warning; that somebody ended its connection to the
 /// kernel said the same.
 #[test]

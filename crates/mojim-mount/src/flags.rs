@@ -20,11 +20,18 @@ pub struct Flags {
     pub noatime: bool,
 }
 
-/// Makes the type that mount(8) reads `fuse.mojim`. An option of the kernel: `MountOption::Subtype` is
-/// for `fusermount3` only, and a mount by root would lack it. mount(8) runs the source of a mount whose
-/// type is bare `fuse` as a command, when it is asked to change that mount.
-pub(crate) fn subtype() -> MountOption {
-    MountOption::CUSTOM("subtype=mojim".into())
+/// Source and type of a volume's mount in the table of mounts. The type is `fuse.mojim`: mount(8) runs the
+/// source of a mount whose type is bare `fuse` as a command, when it is asked to change that mount.
+pub(crate) fn named(source: Option<&str>, volume: &str) -> [MountOption; 2] {
+    // `fusermount3`, by which other users than root mount, takes what follows a comma for an option.
+    let is_taken = |s: &&str| rustix::process::getuid().is_root() || !s.contains([',', '\\']);
+    let source = source.filter(is_taken).map(str::to_owned);
+    [
+        MountOption::FSName(source.unwrap_or_else(|| format!("mojim:{volume}"))),
+        // An option of the kernel: `MountOption::Subtype` is for `fusermount3` only, and a mount by root
+        // would lack it.
+        MountOption::CUSTOM("subtype=mojim".into()),
+    ]
 }
 
 impl Flags {

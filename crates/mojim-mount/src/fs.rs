@@ -61,6 +61,8 @@ pub struct Options {
     pub most_waiting: usize,
     /// What the mount allows.
     pub flags: Flags,
+    /// The source in the table of mounts; `mojim:VOLUME` if it is not given.
+    pub source: Option<String>,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             commit_interval: Some(Duration::from_secs(5)),
             most_waiting: 64 << 20,
             flags: Flags::default(),
+            source: None,
         }
     }
 }

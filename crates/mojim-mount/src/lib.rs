@@ -87,7 +87,7 @@ impl Mounted {
     /// `Damaged` if the file of names is; `Io` if the system does not let this process mount.
     pub fn over(volume: Volume, directory: &Path, options: Options) -> Result<Mounted> {
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-        let name = format!("mojim:{}", volume.name());
+        let named = flags::named(options.source.as_deref(), volume.name());
         let most_waiting = options.most_waiting.min(volume.most_at_once());
         let options = Options {
             most_waiting,
@@ -104,11 +104,8 @@ impl Mounted {
             turn: Event::new(),
         });
         let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(name),
-            flags::subtype(),
-            MountOption::DefaultPermissions,
-        ];
+        config.mount_options = named.into();
+        config.mount_options.push(MountOption::DefaultPermissions);
         config.mount_options.extend(flags.options());
         if uid.is_root() {
             config.acl = SessionACL::All;

@@ -60,21 +60,23 @@ impl Reading {
     pub const KEEPS: &str = NAMES;
 
     /// Shows `files`, whose listing keeps [`Reading::KEEPS`], over `directory`, which allows what `flags`
-    /// say, but changes.
+    /// say, but changes. `source` is as in [`Options`](crate::Options).
     ///
     /// # Errors
     /// What the node says; `Damaged` if the file of names is; `Io` if the system does not let this
     /// process mount.
-    pub fn over(files: ReaderFiles, directory: &Path, flags: Flags) -> mojim_env::Result<Reading> {
-        let name = format!("mojim:{}", files.name());
+    pub fn over(
+        files: ReaderFiles,
+        directory: &Path,
+        flags: Flags,
+        source: Option<&str>,
+    ) -> mojim_env::Result<Reading> {
+        let named = flags::named(source, files.name());
         let shows = Shows::new(files);
         shows.refresh(&mut lock(&shows.tree))?;
         let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(name),
-            flags::subtype(),
-            MountOption::DefaultPermissions,
-        ];
+        config.mount_options = named.into();
+        config.mount_options.push(MountOption::DefaultPermissions);
         let flags = Flags {
             read_only: true,
             ..flags
