@@ -2,7 +2,9 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -37,13 +39,67 @@ impl Threads {
     /// Whether so many sleep.
     fn asleep(&self, many: usize) -> bool {
         let all = self.0.lock().unwrap();
-        let sleeps = |id: &&i32| {
-            let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap();
-            // The state comes behind the name, which is in brackets.
-            let state = stat.rsplit(") ").next().and_then(|s| s.chars().next());
-            matches!(state, Some('S' | 'D'))
-        };
-        all.len() == many && all.iter().filter(sleeps).count() == many
+        let sleep = |id: &&i32| sleeps(&format!("self/task/{id}"));
+        all.len() == many && all.iter().filter(sleep).count() == many
+    }
+
+    /// Each of them gets a signal.
+    fn signal(&self, signal: i32) {
+        for id in self.0.lock().unwrap().iter() {
+            // SAFETY: a system call that takes numbers alone.
+            let sent = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *id, signal) };
+            assert_eq!(sent, 0);
+        }
+    }
+}
+
+fn sleeps(task: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{task}/stat")).unwrap();
+    // The state comes behind the name, which is in brackets.
+    let state = stat.rsplit(") ").next().and_then(|s| s.chars().next());
+    matches!(state, Some('S' | 'D'))
+}
+
+/// A program, killed on drop. Its end is not waited for then: where a test fails, that may take long.
+struct Program(Child);
+
+impl Program {
+    fn start(program: &str, args: &[&str], at: &Path) -> Program {
+        let mut command = Command::new(program);
+        let command = command.args(args).arg(at).stderr(Stdio::null());
+        Program(command.spawn().unwrap())
+    }
+
+    /// Whether it has the file open and sleeps: with a file on the mount, in a call on that.
+    fn waits_at(&self, at: &Path) -> bool {
+        let id = self.0.id();
+        let open = fs::read_dir(format!("/proc/{id}/fd")).unwrap().flatten();
+        let mut open = open.filter_map(|fd| fs::read_link(fd.path()).ok());
+        let at = at.canonicalize().unwrap();
+        open.any(|file| file == at) && sleeps(&id.to_string())
+    }
+
+    /// It gets a signal, and is gone by it.
+    fn end_by(&mut self, signal: i32) {
+        // SAFETY: a system call that takes numbers alone. The process was not waited for yet.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
+        let ended = await_that("the end of a program", || self.0.try_wait().unwrap());
+        assert_eq!(ended.signal(), Some(signal));
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+/// Has a mirror that was stopped go on, also where the test fails.
+struct Stopped(u32);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        continue_all(&[self.0]);
     }
 }
 
@@ -278,6 +334,120 @@ fn an_fsync_waits_for_what_others_began() {
     continue_all(&[b.child.id()]);
     await_that("the mirror's return", || g.sync_all().ok());
     drop((f, g, dir));
+    m.end();
+    c.assert_equal();
+}
+
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count_signal(_: i32) {
+    SIGNALS.fetch_add(1, SeqCst);
+}
+
+/// A program that was killed while it waited in fsync was there until the call was answered: with the
+/// mirror away for minutes, until the sync point failed. Another program, which only gets signals that it
+/// handles, is not told by an error of fsync: it would take its bytes for lost.
+#[test]
+fn a_program_that_waits_for_a_sync_point_can_be_killed() {
+    let c = Cluster::new(SYNC);
+    // A sync point fails later than this test waits for anything.
+    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"120s\""));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let paths = ["f", "g", "h"].map(|n| m.at.join(n));
+    let files = paths.each_ref().map(|p| open(p));
+    files.iter().for_each(|f| f.sync_all().unwrap());
+    // SAFETY: the handler only adds to an atomic number. Without SA_RESTART, calls would tell of it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = count_signal as *const () as usize;
+        assert_eq!(
+            libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()),
+            0
+        );
+    }
+    let threads = Threads::default();
+    std::thread::scope(|s| {
+        stop_all(&[b.child.id()]);
+        let stopped = Stopped(b.child.id());
+        for (n, f) in (1..).zip(&files) {
+            f.write_all_at(&[n; PAGE], 0).unwrap();
+        }
+        let lives = s.spawn(|| {
+            threads.join();
+            // Not that of the standard library, which calls again after EINTR.
+            rustix::fs::fsync(&files[0])
+        });
+        await_that("a thread that waits", || threads.asleep(1).then_some(()));
+        let [mut killed, mut ended] = [1, 2].map(|n| Program::start("sync", &[], &paths[n]));
+        let waits = || killed.waits_at(&paths[1]) && ended.waits_at(&paths[2]);
+        await_that("programs that wait", || waits().then_some(()));
+        for _ in 0..20 {
+            threads.signal(libc::SIGUSR1);
+        }
+        // Whoever looks for these looks at the thread, too, which has signals pending by now.
+        killed.end_by(libc::SIGKILL);
+        ended.end_by(libc::SIGTERM);
+        assert!(!lives.is_finished());
+        threads.signal(libc::SIGUSR1);
+        drop(stopped);
+        assert_eq!(lives.join().unwrap(), Ok(()));
+        assert!(SIGNALS.load(SeqCst) > 0);
+    });
+    files.iter().for_each(|f| f.sync_all().unwrap());
+    drop(files);
+    m.end();
+    c.assert_equal();
+    // What was begun for those that were killed went on.
+    let m = Mount::new(&c, "a", &[]);
+    for (n, p) in (1..).zip(&paths) {
+        assert_eq!(fs::read(p).unwrap(), [n; PAGE]);
+    }
+    m.end();
+}
+
+/// The same of programs that wait until the log has room: the one whose call is made again and again, and
+/// one whose call comes behind it.
+#[test]
+fn a_program_that_finds_no_room_can_be_killed() {
+    let c = Cluster::new(SYNC);
+    let text = c.text(SYNC, "e2e").replace("\"5s\"", "\"120s\"");
+    c.configure(&text.replace("4MiB", "1MiB"));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let [f, g] = ["f", "g"].map(|n| m.at.join(n));
+    for at in [&f, &g] {
+        let file = open(at);
+        file.write_all_at(&[4; 4 * PAGE], 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    stop_all(&[b.child.id()]);
+    let stopped = Stopped(b.child.id());
+    let of = format!("of={}", f.display());
+    let args = ["if=/dev/zero", "bs=16k", "conv=notrunc", &of];
+    let mut writes = Program::start("dd", &args, Path::new("count=100000"));
+    let stands_still = |p: &Program, at: &Path| {
+        let before = size(&f);
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        (p.waits_at(at) && size(&f) == before).then_some(())
+    };
+    await_that("a write that waits", || stands_still(&writes, &f));
+    let args = ["--zero-range", "--length", "16k"];
+    let mut behind = Program::start("fallocate", &args, &g);
+    await_that("another call", || stands_still(&behind, &g));
+    behind.end_by(libc::SIGKILL);
+    writes.end_by(libc::SIGKILL);
+    let written = size(&f);
+    assert_eq!(fs::read(&g).unwrap(), [4; 4 * PAGE]);
+    drop(stopped);
+    let file = open(&f);
+    file.sync_all().unwrap();
+    assert_eq!(fs::read(&f).unwrap(), vec![0; written as usize]);
+    file.write_all_at(&[5; PAGE], written).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
     m.end();
     c.assert_equal();
 }

@@ -166,7 +166,9 @@ impl Server {
             }
             !waits
         };
-        self.shared.later.call_again(fs, 0, Box::new(again));
+        self.shared
+            .later
+            .call_again(fs, req.pid(), 0, Box::new(again));
     }
 
     /// Answers a call that changes nothing, and may have to wait until a data file is open.
@@ -192,9 +194,12 @@ impl Server {
         begin: impl Fn(&Fs) -> Result<Option<Batch>> + Send + 'static,
         reply: ReplyEmpty,
     ) {
-        let shared = self.shared.clone();
+        let (shared, caller) = (self.shared.clone(), req.pid());
         self.when_room(req, begin, move |fs, begun| match begun {
-            Ok(Some(batch)) => shared.later.complete(fs, batch, |done| empty(reply, done)),
+            Ok(Some(batch)) => {
+                let answer = |done| empty(reply, done);
+                shared.later.complete(fs, caller, batch, answer);
+            }
             begun => empty(reply, begun.map(drop)),
         });
     }
@@ -575,7 +580,10 @@ impl Filesystem for Server {
             }
             !waits
         };
-        self.shared.later.call_again(fs, place.1, Box::new(again));
+        // What the kernel writes back was stored before, and is not to be lost with a program.
+        let caller = if how.mapped { 0 } else { req.pid() };
+        let later = &self.shared.later;
+        later.call_again(fs, caller, place.1, Box::new(again));
     }
 
     /// A descriptor is closed: nothing is committed by that.

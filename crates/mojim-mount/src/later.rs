@@ -4,8 +4,10 @@
 //! The mirror may be away for seconds or minutes. There are few threads that serve, so as many calls that
 //! wait would keep all others from being served, also those that only read.
 //!
-//! Owns the calls that wait, and three threads. One waits for sync points that were begun. One makes
+//! Owns the calls that wait, and four threads. One waits for sync points that were begun. One makes
 //! calls anew that found no room. One makes calls that only read, of files that are to be opened first.
+//! One looks for calls whose program is being killed: the kernel lets such a program end only when its
+//! call is answered.
 //!
 //! Invariants:
 //! - A sync point that is committed at once is waited for by the thread that serves it: no other
@@ -13,13 +15,15 @@
 //! - A call that is made anew had changed nothing.
 //! - A call fails for want of progress only if nothing has moved for as long as it has waited here, and
 //!   for at least as long as a caller of the volume waits; and after twice that time at the latest.
+//! - A call fails with EINTR only if its thread is being killed: a program takes any error of fsync for
+//!   a lost write, and may get signals at any time. Its sync point goes on.
 //! - What waits here is bounded: a program's thread has one call; bytes of writes by [`MOST_KEPT`], and
 //!   those that the kernel writes back by what it has under way at a time.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mojim::{Batch, RoomWait};
 use mojim_env::event::Event;
@@ -27,6 +31,7 @@ use rustix::io::Errno;
 
 use crate::THREADS;
 use crate::fs::{Fs, Result, lock, told};
+use crate::killed::is_killed;
 
 /// Threads that serve and wait for a sync point at the same time.
 const WAITING: usize = THREADS - 2;
@@ -34,6 +39,8 @@ const WAITING: usize = THREADS - 2;
 const SOON: Duration = Duration::from_millis(10);
 /// How often the threads look whether the mount ends.
 const TURN: Duration = Duration::from_secs(1);
+/// How often it is looked, while calls wait, whether their threads are being killed.
+const LOOK: Duration = Duration::from_millis(100);
 /// Most bytes of writes that wait.
 const MOST_KEPT: usize = 256 << 20;
 
@@ -46,8 +53,33 @@ pub(crate) type Again = Box<dyn FnMut(&Fs, Option<Errno>) -> bool + Send>;
 /// A call that is made once, and answered.
 type Once = Box<dyn FnOnce(&Fs) + Send>;
 
+/// A call that waits for a sync point.
+struct Point {
+    number: u64,
+    /// The thread that called.
+    caller: u32,
+    batch: Batch,
+    answer: Answer,
+}
+
+#[derive(Default)]
+struct Points {
+    all: Vec<Point>,
+    next: u64,
+}
+
+impl Points {
+    fn take(&mut self, number: u64) -> Option<Point> {
+        let at = self.all.iter().position(|p| p.number == number)?;
+        Some(self.all.swap_remove(at))
+    }
+}
+
+/// A call that is made anew.
 struct Call {
     number: u64,
+    /// The thread that called; 0: the kernel itself, or one that cannot be looked at.
+    caller: u32,
     /// Bytes that it keeps.
     bytes: usize,
     again: Again,
@@ -60,17 +92,26 @@ struct Calls {
     bytes: usize,
 }
 
+impl Calls {
+    fn take(&mut self, at: usize) -> Option<Call> {
+        let call = self.all.remove(at)?;
+        self.bytes -= call.bytes;
+        Some(call)
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Later {
     /// Threads that serve and wait for a sync point.
     waiting: AtomicUsize,
-    begun: Mutex<Vec<(Batch, Answer)>>,
-    some_begun: Event,
+    points: Mutex<Points>,
+    some_points: Event,
     calls: Mutex<Calls>,
     some_calls: Event,
     readers: Mutex<VecDeque<Once>>,
     some_readers: Event,
     ends: AtomicBool,
+    ended: Event,
 }
 
 impl Later {
@@ -78,6 +119,7 @@ impl Later {
     pub(crate) fn complete(
         &self,
         fs: &Fs,
+        caller: u32,
         batch: Batch,
         answer: impl FnOnce(Result<()>) + Send + 'static,
     ) {
@@ -89,14 +131,21 @@ impl Later {
         match done {
             Ok(true) => answer(Ok(())),
             Ok(false) => {
-                let mut begun = lock(&self.begun);
+                let mut points = lock(&self.points);
                 if self.ends.load(SeqCst) {
-                    drop(begun);
+                    drop(points);
                     return answer(fs.volume().complete(&batch).map_err(|e| told(&e)));
                 }
-                begun.push((batch, Box::new(answer)));
-                drop(begun);
-                self.some_begun.notify();
+                let number = points.next;
+                points.next += 1;
+                points.all.push(Point {
+                    number,
+                    caller,
+                    batch,
+                    answer: Box::new(answer),
+                });
+                drop(points);
+                self.some_points.notify();
             }
             Err(e) => answer(Err(told(&e))),
         }
@@ -107,8 +156,8 @@ impl Later {
         lock(&self.calls).bytes + bytes <= MOST_KEPT
     }
 
-    /// Has a call, which keeps `bytes`, made anew when there may be room.
-    pub(crate) fn call_again(&self, fs: &Fs, bytes: usize, mut again: Again) {
+    /// Has a call of the thread `caller`, which keeps `bytes`, made anew when there may be room.
+    pub(crate) fn call_again(&self, fs: &Fs, caller: u32, bytes: usize, mut again: Again) {
         let mut calls = lock(&self.calls);
         if self.ends.load(SeqCst) {
             drop(calls);
@@ -120,6 +169,7 @@ impl Later {
         calls.bytes += bytes;
         calls.all.push_back(Call {
             number,
+            caller,
             bytes,
             again,
         });
@@ -159,39 +209,41 @@ impl Later {
 
     /// The thread that waits for sync points.
     pub(crate) fn wait_for_sync_points(&self, fs: &Fs) {
-        let mut all: Vec<(Batch, Answer)> = Vec::new();
         loop {
-            let ends = self.take_begun(&mut all);
-            all.sort_by_key(|(batch, _)| batch.lsn());
-            let Some((first, _)) = all.first() else {
+            let points = lock(&self.points);
+            let ends = self.ends.load(SeqCst);
+            let first = points.all.iter().map(|p| p.batch).min_by_key(Batch::lsn);
+            let before = points.next;
+            drop(points);
+            let Some(first) = first else {
                 if ends {
                     return;
                 }
-                let ready = || self.ends.load(SeqCst) || !lock(&self.begun).is_empty();
-                self.some_begun.wait_unless(ready, TURN);
+                let ready = || self.ends.load(SeqCst) || !lock(&self.points).all.is_empty();
+                self.some_points.wait_unless(ready, TURN);
                 continue;
             };
-            if let Err(e) = fs.volume().complete(first) {
-                // All of them were here when this wait began, and come behind the first.
-                let e = told(&e);
-                all.drain(..).for_each(|(_, answer)| answer(Err(e)));
-                continue;
-            }
-            // Others came meanwhile, and may be committed too.
-            self.take_begun(&mut all);
-            all.sort_by_key(|(batch, _)| batch.lsn());
-            let is_done =
-                |b: &Batch| matches!(fs.volume().complete_within(b, Duration::ZERO), Ok(true));
-            let done = all.iter().take_while(|(batch, _)| is_done(batch)).count();
-            all.drain(..done).for_each(|(_, answer)| answer(Ok(())));
+            // Meanwhile all stay where it is looked who is being killed.
+            let failed = fs.volume().complete(&first).err().map(|e| told(&e));
+            let mut all = std::mem::take(&mut lock(&self.points).all);
+            let answered = match failed {
+                // Those that were here when this wait began come behind the first.
+                Some(_) => {
+                    all.sort_by_key(|p| p.number);
+                    all.iter().take_while(|p| p.number < before).count()
+                }
+                // Others came meanwhile, and may be committed too.
+                None => {
+                    all.sort_by_key(|p| p.batch.lsn());
+                    let at_once = |p: &Point| fs.volume().complete_within(&p.batch, Duration::ZERO);
+                    let is_done = |p: &&Point| matches!(at_once(p), Ok(true));
+                    all.iter().take_while(is_done).count()
+                }
+            };
+            let done = failed.map_or(Ok(()), Err);
+            all.drain(..answered).for_each(|p| (p.answer)(done));
+            lock(&self.points).all.append(&mut all);
         }
-    }
-
-    /// Takes what has come; true if no more will.
-    fn take_begun(&self, all: &mut Vec<(Batch, Answer)>) -> bool {
-        let mut begun = lock(&self.begun);
-        all.append(&mut begun);
-        self.ends.load(SeqCst)
     }
 
     /// The thread that makes calls anew.
@@ -209,11 +261,22 @@ impl Later {
     }
 
     /// Makes a call anew until it finds room, or waits in vain. So have those that came before it began
-    /// to wait, unless they need not wait.
+    /// to wait, unless they need not wait: also in place of one whose thread is being killed.
     fn make(&self, fs: &Fs, mut call: Call) {
         let (mut wait, mut failed) = (RoomWait::default(), None);
-        let before = lock(&self.calls).next;
+        let (before, mut looked) = (lock(&self.calls).next, Instant::now());
         while !(call.again)(fs, failed) {
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                if is_killed(call.caller) {
+                    (call.again)(fs, Some(Errno::INTR));
+                    match self.next_call(before) {
+                        Some(next) => call = next,
+                        None => return,
+                    }
+                    continue;
+                }
+            }
             failed = match self.ends.load(SeqCst) {
                 true => Some(Errno::ROFS),
                 false => fs.volume().await_room(&mut wait).err().map(|e| told(&e)),
@@ -232,9 +295,48 @@ impl Later {
     fn next_call(&self, before: u64) -> Option<Call> {
         let mut calls = lock(&self.calls);
         calls.all.front().filter(|c| c.number < before)?;
-        let call = calls.all.pop_front()?;
-        calls.bytes -= call.bytes;
-        Some(call)
+        calls.take(0)
+    }
+
+    /// The thread that looks which programs are being killed. Nobody wakes it: it costs calls nothing
+    /// that wait for a moment.
+    pub(crate) fn answer_killed(&self, fs: &Fs) {
+        while !self.ends.load(SeqCst) {
+            let pause = match self.answer_killed_now(fs) {
+                true => LOOK,
+                false => TURN,
+            };
+            self.ended.wait_unless(|| self.ends.load(SeqCst), pause);
+        }
+    }
+
+    /// Answers the calls of threads that are being killed. True if any calls waited.
+    fn answer_killed_now(&self, fs: &Fs) -> bool {
+        let (mut points, mut calls) = (Vec::new(), Vec::new());
+        points.extend(lock(&self.points).all.iter().map(|p| (p.number, p.caller)));
+        calls.extend(lock(&self.calls).all.iter().map(|c| (c.number, c.caller)));
+        let some = !points.is_empty() || !calls.is_empty();
+        // By numbers: once answered, a thread ends, and another one may get its id.
+        points.retain(|(_, caller)| is_killed(*caller));
+        for (number, _) in points {
+            let point = lock(&self.points).take(number);
+            if let Some(point) = point {
+                // Perhaps nobody else sends it.
+                fs.volume().launch(&point.batch);
+                (point.answer)(Err(Errno::INTR));
+            }
+        }
+        calls.retain(|(_, caller)| is_killed(*caller));
+        for (number, _) in calls {
+            let mut waiting = lock(&self.calls);
+            let at = waiting.all.iter().position(|c| c.number == number);
+            let call = at.and_then(|at| waiting.take(at));
+            drop(waiting);
+            if let Some(mut call) = call {
+                (call.again)(fs, Some(Errno::INTR));
+            }
+        }
+        some
     }
 
     fn is_over(&self) -> bool {
@@ -244,11 +346,12 @@ impl Later {
 
     /// Nothing is taken any more; the threads end once nothing waits.
     pub(crate) fn end(&self) {
-        let all = (lock(&self.begun), lock(&self.calls), lock(&self.readers));
+        let all = (lock(&self.points), lock(&self.calls), lock(&self.readers));
         self.ends.store(true, SeqCst);
         drop(all);
-        self.some_begun.notify();
+        self.some_points.notify();
         self.some_calls.notify();
         self.some_readers.notify();
+        self.ended.notify();
     }
 }

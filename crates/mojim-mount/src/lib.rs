@@ -6,7 +6,8 @@
 //! `read` owns mounts that only show what a node that follows has.
 //!
 //! The files import downwards only: `read`; `fuse`, `commit`; `later`; `beside`, `directory`, `taking`;
-//! `fs`; `tree`; `names`, `room`; `at_once`, `cells`, `lost`, `overlay`.
+//! `fs`; `tree`; `names`, `room`; `at_once`, `cells`, `killed`, `lost`,
+//! `overlay`.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
@@ -34,6 +35,7 @@ mod directory;
 mod flags;
 mod fs;
 mod fuse;
+mod killed;
 mod later;
 mod lost;
 mod names;
@@ -135,6 +137,8 @@ impl Mounted {
         mounted.later.push(start("mojim-calls", calls)?);
         let reads = |s: &Shared| s.later.make_calls_that_read(&s.fs);
         mounted.later.push(start("mojim-reads", reads)?);
+        let killed = |s: &Shared| s.later.answer_killed(&s.fs);
+        mounted.later.push(start("mojim-killed", killed)?);
         Ok(mounted)
     }
 
