@@ -755,6 +755,46 @@ fn who_has_the_register_is_drawn_into_no_new_one() {
     assert_eq!(read(&c, "v"), register(1, "x"));
 }
 
+/// A voter's directory was put back as of before its first vote, and another one was lost: the two
+/// began a register anew while the third voter was away. That one knows the leader's directory, and
+/// so would have followed it. Its log, the last one of the old register, would have been erased.
+#[test]
+fn who_has_the_register_is_led_by_no_new_one() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(3);
+    let soon = d.options.election;
+    let late = (Duration::from_secs(600), Duration::from_secs(601));
+    let [of_a, of_b] = ["a", "b"].map(|n| d.options_of(n).dir);
+    let first = of_a.with_extension("first");
+    d.options.election = late;
+    d.start("a");
+    d.stop("a");
+    copy(&of_a, &first);
+    d.options.election = soon;
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.stop_all();
+    for dir in [&of_a, &of_b] {
+        std::fs::rename(dir, dir.with_extension("old")).unwrap();
+    }
+    std::fs::rename(&first, &of_a).unwrap();
+    let a = d.start("a");
+    // `a` alone asks to lead.
+    d.options.election = late;
+    d.start("b");
+    assert!(swap(&a, "v", &register(1, "y")));
+    let c = d.start("c");
+    await_refused(&c, "begun anew");
+    // With the lost directory it has what it had.
+    d.stop_all();
+    std::fs::rename(&of_b, of_b.with_extension("new")).unwrap();
+    std::fs::rename(of_b.with_extension("old"), &of_b).unwrap();
+    d.options.election = soon;
+    let c = d.start("c");
+    d.start("b");
+    assert_eq!(read(&c, "v"), register(1, "x"));
+}
+
 /// A leader that was cut off wrote that `w`'s directory is lost, and at once admitted `w`'s
 /// new one: the two committed both entries, while the third voter and the old directory had
 /// led and changed a view.
