@@ -306,7 +306,7 @@ impl Node {
         }
         known.looks += 1;
         drop(known);
-        let store = Store::open(&self.env, layout::store(&self.config, &self.me, v));
+        let store = self.open_noted(v);
         if store.is_err() {
             self.of(v).known().looks -= 1;
         }

@@ -264,6 +264,18 @@ impl Node {
         self.of(v).known().ill = ill;
     }
 
+    /// Opens a copy that nobody uses, for a look. An error is noted: opening voids what was noted
+    /// before.
+    fn open_noted(&self, v: &Volume) -> Result<Store> {
+        let spec = layout::store(&self.config, &self.me, v);
+        let opened = Store::open(&self.env, spec.clone());
+        let opened = opened.map_err(|e| self.with_way_out(v, &spec, e));
+        if opened.is_err() {
+            self.note(v, &opened);
+        }
+        opened
+    }
+
     /// What this node has of a volume that it holds.
     fn of(&self, v: &Volume) -> &Held {
         &self.held[&v.name]

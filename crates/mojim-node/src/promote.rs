@@ -192,10 +192,7 @@ impl Node {
         let open = || {
             let kept = self.of(v).mirror();
             kept.map_or_else(
-                || {
-                    let spec = layout::store(&self.config, &self.me, v);
-                    Ok(Own::Opened(Box::new(Store::open(&self.env, spec)?)))
-                },
+                || Ok(Own::Opened(Box::new(self.open_noted(v)?))),
                 |m| Ok(Own::Kept(m)),
             )
         };

@@ -39,6 +39,7 @@ mod unsynced;
 use entries::Entries;
 pub use open::OpenFiles;
 use outcome::Outcome;
+pub(crate) use outcome::name as valid_name;
 pub use unsynced::{Syncing, is_gone};
 use unsynced::{Unsynced, sync_file};
 
@@ -349,34 +350,54 @@ impl Area {
                 Err(Error::Io { errno, .. }) if no_file(errno) => return Err(self.lacks(&e)),
                 Err(x) => return Err(x),
             };
-            if len != e.size {
-                return Err(Error::Damaged {
-                    path,
-                    what: format!(
-                        "{len} bytes, {} expected; was it changed while Mojim was not running? Restore it, or remove this node's copy of the volume to have it copied again",
-                        e.size
-                    ),
-                });
+            self.check_len(&e, len)?;
+        }
+        Ok(())
+    }
+
+    /// The same by name, without opening a file for good. Of a file that is `open_to_change` by
+    /// records that are still to be applied no size is known: that one has to be there, unless it
+    /// is empty. An empty one may be one whose creation a crash cut off: the catalogue has it
+    /// first, and its record is applied again.
+    pub fn check_sizes_but(&self, open_to_change: impl Fn(&CatalogEntry) -> bool) -> Result<()> {
+        for e in self.files.values() {
+            match open_to_change(e) {
+                true if e.size == 0 => {}
+                true => _ = self.there(e, false)?,
+                false => {
+                    let len = self.there(e, true)?.len();
+                    let len = len.context(|| self.dir.join(&e.name).display().to_string())?;
+                    self.check_len(e, len)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Checks that the catalogue's files are there, while records that change them are still to
-    /// be applied, so that no size is known. An empty file may be one whose creation a crash cut
-    /// off: the catalogue has it first, and its record is applied again.
-    pub fn check_present(&self) -> Result<()> {
-        let mut full = self.files.values().filter(|e| e.size > 0);
-        full.try_for_each(|e| self.check_there(e))
+    fn check_len(&self, e: &CatalogEntry, len: u64) -> Result<()> {
+        match len == e.size {
+            true => Ok(()),
+            false => Err(Error::Damaged {
+                path: self.dir.join(&e.name),
+                what: format!(
+                    "{len} bytes, {} expected; was it changed past Mojim? Restore it, or remove this node's copy of the volume to have it copied again",
+                    e.size
+                ),
+            }),
+        }
     }
 
-    /// Fails if no file has this name any more, although it may still be open here.
-    fn check_there(&self, e: &CatalogEntry) -> Result<()> {
-        match self.env.open(&self.dir.join(&e.name), OpenHow::DATA) {
-            Ok(_) => Ok(()),
-            Err(x) if is_gone(&x) && !NotPlain::is(&x) => Err(self.lacks(e)),
-            Err(x) => Err(self.closed_to_us(e, &x)),
-        }
+    /// The file that has this name now; another one may be open here.
+    fn there(&self, e: &CatalogEntry, write: bool) -> Result<Arc<dyn File>> {
+        let how = OpenHow {
+            write,
+            ..OpenHow::DATA
+        };
+        let found = self.env.open(&self.dir.join(&e.name), how);
+        found.map_err(|x| match is_gone(&x) && !NotPlain::is(&x) {
+            true => self.lacks(e),
+            false => self.closed_to_us(e, &x),
+        })
     }
 
     /// Why a file that the catalogue has could not be opened.
@@ -398,7 +419,7 @@ impl Area {
     /// that is open here, and whose name was removed, is not there.
     pub fn file_by_name(&mut self, id: u32) -> Result<Arc<dyn File>> {
         if let Some(e) = self.files.get(id) {
-            self.check_there(e)?;
+            self.there(e, false)?;
         }
         self.file(id)
     }
@@ -976,10 +997,13 @@ mod tests {
         area.sync().unwrap();
         // As a crash leaves it that came after the catalogue and before the file.
         std::fs::remove_file(data.join("y")).unwrap();
-        area.check_present().unwrap();
+        area.check_sizes_but(|_| true).unwrap();
         std::fs::remove_file(data.join("x")).unwrap();
         // Although it is open here.
-        for found in [area.check_present(), area.file_by_name(7).map(drop)] {
+        for found in [
+            area.check_sizes_but(|_| true),
+            area.file_by_name(7).map(drop),
+        ] {
             let said = found.expect_err("noticed").to_string();
             assert!(
                 said.contains("data/x") && said.contains("missing"),

@@ -3,7 +3,7 @@
 //! Owns the durable facts of views, and what is known to be missing. Its modules: the
 //! fields and their locks (`state`), opening and recovery (`open`), application and
 //! release of records (`apply`), how far records are applied (`applier`), who takes the
-//! applier's lock first (`gate`), spill files (`spill`), requests of background readers (`hold`), and a copy that comes from
+//! applier's lock first (`gate`), spill files (`spill`), the sizes of data files (`sizes`), requests of background readers (`hold`), and a copy that comes from
 //! another node (`load`).
 //! Primary and mirror use the same code; they differ in who fills the logs and in what
 //! counts as committed.
@@ -38,6 +38,7 @@ mod load;
 mod mutations;
 mod open;
 mod reserve;
+mod sizes;
 mod spill;
 mod state;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mojim_config::MediumKind;
-use mojim_env::Env;
+use mojim_env::{Env, Result};
 use mojim_format::{EpochStart, Op, OpKind, RecordWriter, View};
 use mojim_protocol::History;
 use mojim_store::area::spill_path;
@@ -33,6 +33,10 @@ fn log_spec(dir: &Path, lane: usize) -> LogSpec {
 }
 
 fn open(dir: &Path, lanes: usize) -> Store {
+    try_open(dir, lanes).unwrap()
+}
+
+fn try_open(dir: &Path, lanes: usize) -> Result<Store> {
     let spec = StoreSpec {
         cluster: "c".into(),
         volume: "v".into(),
@@ -46,7 +50,7 @@ fn open(dir: &Path, lanes: usize) -> Store {
         copy_streams: 1,
         by_hand: true,
     };
-    Store::open(&env(), spec).unwrap()
+    Store::open(&env(), spec)
 }
 
 /// A new volume of one epoch.
@@ -57,7 +61,18 @@ fn begin(store: &Store) -> u64 {
 }
 
 /// Appends a record of one operation, and returns where it lies.
-fn append(log: &Log, (volume, epoch): (u64, u64), lsn: u64, kind: OpKind, payload: &[u8]) -> u64 {
+fn append(log: &Log, of: (u64, u64), lsn: u64, kind: OpKind, payload: &[u8]) -> u64 {
+    append_to(log, of, lsn, (1, kind, 0), payload)
+}
+
+/// The same for an operation of any file and offset.
+fn append_to(
+    log: &Log,
+    (volume, epoch): (u64, u64),
+    lsn: u64,
+    (file, kind, offset): (u32, OpKind, u64),
+    payload: &[u8],
+) -> u64 {
     let len = RecordWriter::len_for(1, payload.len());
     let head = log.head();
     let at = log.place(head, len).unwrap();
@@ -65,9 +80,9 @@ fn append(log: &Log, (volume, epoch): (u64, u64), lsn: u64, kind: OpKind, payloa
     let slot = unsafe { log.slot(head, at, len, volume, lsn) };
     let mut w = RecordWriter::new(slot, 1);
     w.op(Op {
-        file: 1,
+        file,
         kind,
-        offset: 0,
+        offset,
         len: payload.len() as u32,
     });
     w.payload(payload);
@@ -204,4 +219,102 @@ fn a_spill_file_stays_as_long_as_its_record() {
     store.checkpoint().unwrap();
     assert!(store.oldest() > 1);
     assert!(!there());
+}
+
+/// While records waited to be applied, no file's size was looked at: one that was cut was missed
+/// when a program attached, and a write behind the cut gave it its old size again, with zeros. A
+/// size that records explain is none of that: after a crash a file may have any size that it had
+/// since the checkpoint.
+#[test]
+fn a_size_is_wrong_unless_a_record_explains_it() {
+    const SIZE: u64 = 8192;
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), 1);
+    let of = (begin(&store), 2);
+    let mut lsn = 0;
+    let mut record = |store: &Store, what: (u32, OpKind, u64), payload: &[u8]| {
+        lsn += 1;
+        append_to(&store.logs()[0], of, lsn, what, payload);
+        lsn
+    };
+    for (file, name) in [(1, b"f"), (2, b"g"), (3, b"h")] {
+        record(&store, (file, OpKind::Create, 0), name);
+        record(&store, (file, OpKind::Resize, SIZE), b"");
+    }
+    let last = record(&store, (1, OpKind::Write, SIZE - 1), b"x");
+    store.persist_all().unwrap();
+    store.apply_all(last).unwrap();
+    store.checkpoint().unwrap();
+    // From here on these wait.
+    record(&store, (2, OpKind::Write, SIZE - 1), b"x");
+    record(&store, (3, OpKind::Resize, 100), b"");
+    let tail = record(&store, (3, OpKind::Resize, 2 * SIZE), b"");
+    store.persist_all().unwrap();
+    drop(store);
+    let size = |name: &str, size: u64| {
+        let at = dir.path().join("data").join(name);
+        let f = fs::File::options().write(true).open(at).unwrap();
+        f.set_len(size).unwrap();
+    };
+    let damaged = |found: Result<()>, parts: &[&str]| {
+        let said = found.expect_err("noticed").to_string();
+        assert!(parts.iter().all(|p| said.contains(p)), "{said}");
+    };
+    let opened = || try_open(dir.path(), 1).map(drop);
+    // Nothing waits for the one; of the other no size does.
+    for name in ["f", "g"] {
+        for other in [100, SIZE + 1] {
+            size(name, other);
+            damaged(opened(), &[&format!("data/{name}"), &other.to_string()]);
+        }
+        size(name, SIZE);
+    }
+    // As crashes leave it.
+    for other in [SIZE, 100, 2 * SIZE] {
+        size("h", other);
+        opened().unwrap();
+    }
+    fs::remove_file(dir.path().join("data/h")).unwrap();
+    damaged(opened(), &["data/h", "missing"]);
+    fs::write(dir.path().join("data/h"), [0; 100]).unwrap();
+    // Also later, of every file once all is applied.
+    let store = open(dir.path(), 1);
+    store.check_sizes().unwrap();
+    size("f", 100);
+    damaged(store.check_sizes(), &["data/f"]);
+    size("f", SIZE);
+    store.apply_all(tail).unwrap();
+    store.check_sizes().unwrap();
+    size("h", SIZE);
+    damaged(store.check_sizes(), &["data/h"]);
+}
+
+/// Where a name passes to another file, the one that had it may be gone from the directory, and
+/// the other one there with its size.
+#[test]
+fn a_renaming_that_waits_explains_both_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), 1);
+    let of = (begin(&store), 2);
+    let log = &store.logs()[0];
+    for (lsn, file, kind, size, name) in [
+        (1, 1, OpKind::Create, 0, &b"f"[..]),
+        (2, 1, OpKind::Resize, 100, b""),
+        (3, 2, OpKind::Create, 0, b"g"),
+        (4, 2, OpKind::Resize, 200, b""),
+    ] {
+        append_to(log, of, lsn, (file, kind, size), name);
+    }
+    store.persist_all().unwrap();
+    store.apply_all(4).unwrap();
+    store.checkpoint().unwrap();
+    append_to(log, of, 5, (2, OpKind::Rename, 0), b"f");
+    store.persist_all().unwrap();
+    drop(store);
+    let at = |name: &str| dir.path().join("data").join(name);
+    fs::copy(at("g"), at("f")).unwrap();
+    let store = open(dir.path(), 1);
+    store.apply_all(5).unwrap();
+    store.check_sizes().unwrap();
+    assert_eq!(fs::metadata(at("f")).unwrap().len(), 200);
 }

@@ -1,7 +1,8 @@
 //! How a mirror, or a backup, becomes primary.
 //!
-//! Invariant: the epoch is promised durably, and the lanes are stopped, before the register
-//! is asked.
+//! Invariants:
+//! - The epoch is promised durably, and the lanes are stopped, before the register is asked.
+//! - Before that the data files are looked at: a copy that no program could use stays as it is.
 
 use super::*;
 use crate::told::Told;
@@ -132,6 +133,7 @@ impl Mirror {
         self.open()?;
         self.store.check()?;
         let sb = self.whole()?;
+        self.check_files()?;
         let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
         check_left(&self.store, epoch)?;
         self.generation.fetch_add(1, SeqCst);
@@ -159,6 +161,17 @@ impl Mirror {
                 sb.node, sb.volume
             ))),
         }
+    }
+
+    /// Fails if the data files are not what an attach takes, before anybody is told that this
+    /// node is to be primary: the old primary, or another node, may have a good copy. From then
+    /// on the copy here counts as damaged, until it is opened again.
+    fn check_files(&self) -> Result<()> {
+        let found = self.store.check_sizes();
+        if found.is_err() {
+            let _ = self.store.fail(found.clone());
+        }
+        found
     }
 
     /// Whether this node is the view's primary, though it may not have begun
@@ -224,6 +237,7 @@ impl Mirror {
         if !given_up {
             self.check_told(told, &reg)?;
         }
+        self.check_files()?;
         check_left(&self.store, epoch)?;
         // The fence, durably, before anything is asked for.
         if !broken.no_fence.is_on() {
@@ -271,6 +285,7 @@ impl Mirror {
         let _change = lock(&self.change);
         self.open()?;
         let sb = self.whole()?;
+        self.check_files()?;
         let epoch = self.epoch_to_promote(&sb, above);
         check_left(&self.store, epoch)?;
         self.generation.fetch_add(1, SeqCst);

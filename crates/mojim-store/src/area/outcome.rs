@@ -125,7 +125,7 @@ impl Names<'_> {
 }
 
 /// The name in an operation's payload, if a volume can have it.
-pub(super) fn name(payload: &[u8]) -> Option<&str> {
+pub(crate) fn name(payload: &[u8]) -> Option<&str> {
     let name = std::str::from_utf8(payload).ok();
     name.filter(|n| valid_file_name(n))
 }

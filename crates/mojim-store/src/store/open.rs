@@ -607,11 +607,7 @@ impl Store {
         // from now on, so they are made so. So are those read from the medium: a
         // write that failed, or that was cut off, may be in the disk's cache only.
         self.persist_all()?;
-        match all.is_empty() {
-            true => lock(&self.area).check_sizes(),
-            // A file that no record touches would be missed only when somebody reads it.
-            false => lock(&self.area).check_present(),
-        }
+        self.check_sizes()
     }
 
     /// The superblock says that the logs had everything up to `logged`, which was acknowledged.
