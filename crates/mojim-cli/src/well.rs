@@ -155,6 +155,7 @@ const JOINS: &str = "nothing, if this passes: the program's node takes back who 
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
 const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
+const ONLY: &str = "mend what the message names (room, the disk, the log), or do what it says; then start `mojim node` there again. No other node has what is missing there";
 const DISK: &str =
     "mend what the message names (room, the disk, the log), then start `mojim node` there again";
 const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
@@ -639,6 +640,7 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
         }
         (true, true) => {
             let mut todo = Cow::Borrowed(match text(n, "role") {
+                "primary" if !expected.mirrored => ONLY,
                 "primary" => PRIMARY,
                 _ if n["full"] == true => expected.room(),
                 _ => DISK,

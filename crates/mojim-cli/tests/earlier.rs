@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 mod support;
 use support::cluster::{self, SYNC, Setup};
 use support::home::Home;
@@ -269,6 +271,63 @@ fn an_older_log_is_not_taken_for_all_there_was() {
     );
     program.acknowledged(found, found + 20);
     program.finish();
+}
+
+/// The log was put back while the node's daemon ran: the daemon had looked at what the killed
+/// program left, and did not look again. An attach was refused, and `mojim status` called the
+/// volume well. Its message named no file, and promised what the mirror would do.
+#[test]
+fn an_older_log_is_named_without_a_program() {
+    let c = cluster::Cluster::new(SYNC);
+    let of_a = c.data_node("a", c.ports[0].number, "medium = \"disk\", size = \"4MiB\"");
+    c.configure(&keep_records(&format!(
+        "cluster = \"e2e\"\n[volume.v]\nmode = \"unreplicated\"\nprimary = \"a\"\n{of_a}"
+    )));
+    let _a = c.node("a");
+    let program = busy(&c);
+    program.await_more(100);
+    stop_all(&[program.id()]);
+    let kept = keep(&c, "a");
+    continue_all(&[program.id()]);
+    program.await_more(500);
+    program.stop();
+    // Of a program that was killed this is no fault: its records are there.
+    await_or(
+        "a look at what the program left",
+        || c.status().to_string() + &c.logs(),
+        || {
+            let a = c.says("a");
+            let is = a["attached"] == false && a["settling"].is_null() && a["last_lsn"].is_u64();
+            is.then_some(())
+        },
+    );
+    assert_eq!(c.says("a")["error"], Value::Null);
+    lose_memory(&c);
+    put_back(&c, "a", &kept, Fault::Log);
+    let said = await_or(
+        "a word about the log",
+        || c.status().to_string() + &c.logs(),
+        || Some(c.says("a")["error"].as_str()?.to_owned()),
+    );
+    for what in ["v.log.0", "were acknowledged", "promote --force"] {
+        assert!(said.contains(what), "{what:?}: {said}");
+    }
+    let out = c.mojim("status", &[]);
+    let shown = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(1), "{shown}");
+    assert!(!shown.contains("from the mirror"), "{shown}");
+    await_or(
+        "its code",
+        || c.status().to_string(),
+        || c.says("a")["since"]["copy_damaged"].as_u64(),
+    );
+    assert!(c.try_program("a", &["--entries", "1"]).is_err());
+    let out = c.mojim("promote", &["--name", "a", "--force", "--yes"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let (mut program, found) = c.program("a", &["--entries", "20", "--linger"]);
+    program.acknowledged(found, found + 20);
+    program.finish();
+    assert_eq!(c.says("a")["error"], Value::Null);
 }
 
 /// The same with a register of views, which names the node and its copy's life as before.

@@ -19,7 +19,7 @@
 //! - Each log line names its node, and its volume if it is about one. The node's threads
 //!   have the `tracing` subscriber of the thread that started them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -33,6 +33,7 @@ mod conditions;
 pub mod contents;
 mod heal;
 mod held;
+mod left;
 mod promote;
 pub mod readers;
 mod requests;
@@ -60,7 +61,6 @@ use mojim_replica::mirror::{Mirror, Refusal, refuse, superseded};
 use mojim_replica::pace::{Pace, Pacer};
 use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
-use mojim_store::log::Live;
 use mojim_store::store::{Store, StoreSpec, read_superblock};
 
 use held::{Held, lock};
@@ -1016,100 +1016,6 @@ impl Node {
             }
         }
         stream.conn().close();
-    }
-
-    /// Reports what a loss of the mirror put at risk here, once that is over. `losses`:
-    /// the number of losses known of each volume; no entry before the first look.
-    fn tell_risk(&self, v: &Volume, losses: &mut HashMap<String, u64>) {
-        let live = self.live(v);
-        let of = |l: Live| live.map_or(0, |all| all[l as usize]);
-        let now = of(Live::Losses);
-        let known = losses.insert(v.name.clone(), now).unwrap_or(now);
-        if now > known && of(Live::LastRisk) > 0 {
-            let (bytes, ms) = (of(Live::LastRisk), of(Live::LastRiskTime) as f64 / 1000.0);
-            warn!(
-                node = %self.me.name, volume = %v.name,
-                "the mirror was lost; {bytes} bytes that it had acknowledged were only in this node's memory, for {ms:.1} ms"
-            );
-        }
-    }
-
-    /// Programs that died leave what they committed in their ring: it is made
-    /// persistent here (`docs/invariants.md`, "The order of a record's life").
-    fn ring_loop(self: Arc<Node>) {
-        let mut told: HashMap<String, u64> = HashMap::new();
-        let mut losses = HashMap::new();
-        while !self.stopping.load(Acquire) {
-            for v in self.volumes() {
-                self.end_old_look(&v);
-                self.tell_risk(&v, &mut losses);
-                self.look_at_conditions(&v);
-                let meta = layout::meta_dir(&self.me, &v.name);
-                let Ok(Some(sb)) = read_superblock(&*self.env, &meta) else {
-                    continue;
-                };
-                let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
-                if !unclean
-                    || self.settled(&v, sb.sequence).is_some()
-                    || self.of(&v).is_open()
-                    || self.in_use(&v)
-                {
-                    continue;
-                }
-                let look = self.of(&v).look();
-                let opened = Store::open(&self.env, layout::store(&self.config, &self.me, &v));
-                self.note(&v, &opened);
-                match opened {
-                    // A look had this clean copy open when the superblock was read.
-                    Ok(s) if s.was_clean() => {
-                        if let Err(e) = s.close_clean(s.tail()) {
-                            error!(node = %self.me.name, volume = %v.name, "{e}");
-                        }
-                    }
-                    Ok(s) => {
-                        let before = s.tail();
-                        let done = s.persist_all();
-                        // What the copy has is persistent now; more may have been
-                        // acknowledged.
-                        let missing = s.known_missing().filter(|known| *known > before);
-                        let whole = done.clone().and_then(|()| match missing {
-                            None => Ok(()),
-                            Some(known) => Err(Error::Invalid(format!(
-                                "its log is damaged: sync points up to LSN {known} were acknowledged, LSN {before} is the last that can be read here"
-                            ))),
-                        });
-                        self.note(&v, &whole);
-                        match done {
-                            // A look changed the sequence of a copy that was settled
-                            // already.
-                            Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
-                            Ok(()) => warn!(
-                                node = %self.me.name, volume = %v.name, code = "program_died",
-                                "a program ended without detaching; its records up to LSN {before} are persistent"
-                            ),
-                            Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
-                        }
-                        let found = (s.superblock().sequence, Some(before));
-                        self.of(&v).known().settled = Some(found);
-                    }
-                    Err(Error::Busy(_)) => {}
-                    Err(e) => {
-                        error!(node = %self.me.name, volume = %v.name, "{e}");
-                        // The failed attempt may have changed the sequence.
-                        let now = read_superblock(&*self.env, &meta).ok().flatten();
-                        let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
-                        self.of(&v).known().settled = Some((sequence, None));
-                    }
-                }
-                drop(look);
-            }
-            for _ in 0..10 {
-                if self.stopping.load(Acquire) {
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }
     }
 }
 

@@ -1,0 +1,175 @@
+//! What a program left here that ended without detaching.
+//!
+//! Owns the thread that looks at it: what the program committed is in its ring, and is made
+//! persistent.
+//!
+//! Invariant: each copy that is left is looked at once, unless somebody uses it, or puts another
+//! log in the place of the one that is left.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
+
+use mojim_config::{MediumKind, Volume};
+use mojim_env::{Error, Result};
+use mojim_format::Superblock;
+use mojim_replica::layout;
+use mojim_store::log::Live;
+use mojim_store::store::{Store, read_superblock};
+use tracing::{error, warn};
+
+use super::Node;
+
+/// What tells one file from another that was put in its place, or from the same one written to.
+type Is = Option<(u64, i64, i64)>;
+
+fn is(path: &Path) -> Is {
+    let m = std::fs::metadata(path).ok()?;
+    Some((m.ino(), m.ctime(), m.ctime_nsec()))
+}
+
+/// What the thread remembers of a volume.
+#[derive(Default)]
+struct Seen {
+    /// The LSN up to which it said last that records are persistent.
+    told: Option<u64>,
+    /// How many losses of the mirror there were at the first look, or were told.
+    losses: Option<u64>,
+    /// The logs' files, with their rings: at the last look at the copy, and a round ago.
+    looked: Vec<(Is, Option<u64>)>,
+    before: Vec<(Is, Option<u64>)>,
+}
+
+impl Node {
+    /// Reports what a loss of the mirror put at risk here, once that is over. `losses`:
+    /// how many losses are known; none before the first look.
+    fn tell_risk(&self, v: &Volume, losses: &mut Option<u64>) {
+        let live = self.live(v);
+        let of = |l: Live| live.map_or(0, |all| all[l as usize]);
+        let now = of(Live::Losses);
+        let known = losses.replace(now).unwrap_or(now);
+        if now > known && of(Live::LastRisk) > 0 {
+            let (bytes, ms) = (of(Live::LastRisk), of(Live::LastRiskTime) as f64 / 1000.0);
+            warn!(
+                node = %self.me.name, volume = %v.name,
+                "the mirror was lost; {bytes} bytes that it had acknowledged were only in this node's memory, for {ms:.1} ms"
+            );
+        }
+    }
+
+    /// Programs that died leave what they committed in their ring: it is made
+    /// persistent here (`docs/invariants.md`, "The order of a record's life").
+    pub(super) fn ring_loop(self: Arc<Node>) {
+        let mut all: HashMap<String, Seen> = HashMap::new();
+        while !self.stopping.load(Acquire) {
+            for v in self.volumes() {
+                let seen = all.entry(v.name.clone()).or_default();
+                self.end_old_look(&v);
+                self.tell_risk(&v, &mut seen.losses);
+                self.look_at_conditions(&v);
+                let meta = layout::meta_dir(&self.me, &v.name);
+                let Ok(Some(sb)) = read_superblock(&*self.env, &meta) else {
+                    continue;
+                };
+                let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
+                if !unclean || self.of(&v).is_open() || self.in_use(&v) {
+                    continue;
+                }
+                let settled = self.settled(&v, sb.sequence).is_some();
+                if settled && !self.is_another_log(&v, seen) {
+                    continue;
+                }
+                self.look_at_left(&v, &sb, &mut seen.told);
+                seen.looked = self.logs_left(&v);
+            }
+            for _ in 0..10 {
+                if self.stopping.load(Acquire) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+
+    /// The logs' files on disks, and their rings, of a volume without a mirror: only its log says
+    /// what was acknowledged, and an attach has nobody else to take that from.
+    fn logs_left(&self, v: &Volume) -> Vec<(Is, Option<u64>)> {
+        if v.mirror.is_some() {
+            return Vec::new();
+        }
+        let logs = layout::logs(&self.config, &self.me, v);
+        let disks = logs.iter().filter(|l| l.medium == MediumKind::Disk);
+        let of = |l: &mojim_store::log::LogSpec| (is(&l.path), is(&l.ring).map(|(ino, ..)| ino));
+        disks.map(of).collect()
+    }
+
+    /// Whether somebody has put another log in the place of the one that was looked at, and has
+    /// not touched it for a round.
+    fn is_another_log(&self, v: &Volume, seen: &mut Seen) -> bool {
+        let now = self.logs_left(v);
+        let rests = now == seen.before;
+        let is_other = now != seen.looked;
+        seen.before = now;
+        is_other && rests
+    }
+
+    /// Looks at a copy that a program left, and makes its records persistent.
+    fn look_at_left(&self, v: &Volume, sb: &Superblock, told: &mut Option<u64>) {
+        let _look = self.of(v).look();
+        let opened = Store::open(&self.env, layout::store(&self.config, &self.me, v));
+        self.note(v, &opened);
+        match opened {
+            // A look had this clean copy open when the superblock was read.
+            Ok(s) if s.was_clean() => {
+                if let Err(e) = s.close_clean(s.tail()) {
+                    error!(node = %self.me.name, volume = %v.name, "{e}");
+                }
+            }
+            Ok(s) => {
+                let before = s.tail();
+                let done = s.persist_all();
+                // What the copy has is persistent now; more may have been
+                // acknowledged.
+                let whole = done.clone().and_then(|()| check_log(v, &s));
+                self.note(v, &whole);
+                match done {
+                    // A look changed the sequence of a copy that was settled
+                    // already.
+                    Ok(()) if told.replace(before) == Some(before) => {}
+                    Ok(()) => warn!(
+                        node = %self.me.name, volume = %v.name, code = "program_died",
+                        "a program ended without detaching; its records up to LSN {before} are persistent"
+                    ),
+                    Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
+                }
+                let found = (s.superblock().sequence, Some(before));
+                self.of(v).known().settled = Some(found);
+            }
+            Err(Error::Busy(_)) => {}
+            Err(e) => {
+                error!(node = %self.me.name, volume = %v.name, "{e}");
+                // The failed attempt may have changed the sequence.
+                let meta = layout::meta_dir(&self.me, &v.name);
+                let now = read_superblock(&*self.env, &meta).ok().flatten();
+                let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
+                self.of(v).known().settled = Some((sequence, None));
+            }
+        }
+    }
+}
+
+/// Fails if the logs of a copy that a program left lack what was acknowledged. Without a mirror
+/// an attach fails with the same words.
+fn check_log(v: &Volume, s: &Store) -> Result<()> {
+    let tail = s.tail();
+    match s.known_missing().filter(|known| *known > tail) {
+        None => Ok(()),
+        Some(_) if v.mirror.is_none() => s.check_complete(),
+        Some(known) => Err(Error::Invalid(format!(
+            "its log is damaged: sync points up to LSN {known} were acknowledged, LSN {tail} is the last that can be read here"
+        ))),
+    }
+}
