@@ -364,7 +364,7 @@ fn a_killed_run_that_waits_leaves_no_mount_behind() {
     await_that("the wait", || {
         run.errors().contains("waiting").then_some(())
     });
-    assert!(r.server("a").is_some());
+    await_that("the mount's process", || r.server("a"));
     run.kill();
     await_that("the end of the mount's processes", || {
         (r.guard("a").is_none() && r.server("a").is_none()).then_some(())
