@@ -22,7 +22,7 @@ use disk::{Disk, Work};
 use small::Small;
 use support::home::Home;
 use support::link::{self, Way};
-use support::{DEADLINE, Process, await_that, text};
+use support::{DEADLINE, Process, await_or, await_that, text};
 
 /// A primary `a`, a mirror `b`, a backup `c` and a witness `w`.
 struct Cluster {
@@ -739,6 +739,16 @@ fn a_node_with_another_configuration_is_named() {
     let exchanged = "primary = \"b\"\nmirror = \"a\"\nconnections = 3";
     assert!(text.contains(places), "{text}");
     fs::write(&other, text.replacen(places, exchanged, 1)).unwrap();
+    // A log that still holds records keeps its number of connections.
+    await_or(
+        "c with all that is committed",
+        || c.status().to_string(),
+        || {
+            let (b, c) = (c.says("b"), c.says("c"));
+            let is = c["applied"].is_u64() && c["applied"] == b["last_lsn"];
+            is.then_some(())
+        },
+    );
     nodes.end("c");
     *nodes.at("c") = Some(c.node_as(&other, "c"));
     c.await_ills(
