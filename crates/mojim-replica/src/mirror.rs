@@ -394,9 +394,15 @@ impl Mirror {
         self.stop_session();
         h.from.clone_into(&mut lock(&self.greeted));
         if h.epoch > sb.promised {
-            self.store.promise(h.epoch)?;
+            // The register compares what was promised. A copy of an earlier time would pass for one
+            // that has everything, as soon as its primary, or whoever attaches, has greeted it.
+            let missed = h.view > sb.promised && !self.store.spec().by_hand;
+            match missed && !self.store.mutations.forget_miss.is_on() {
+                true => self.store.promise_as_stranger(h.epoch)?,
+                false => self.store.promise(h.epoch)?,
+            }
         }
-        Ok((self.welcome(&sb), generation))
+        Ok((self.welcome(&self.store.superblock()), generation))
     }
 
     /// Checks that both ends have the same number of lanes.

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
-use mojim_protocol::view::Member;
+use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{
     AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_outbid, reconcile,
 };

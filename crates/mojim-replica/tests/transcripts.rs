@@ -203,6 +203,8 @@ struct Nodes {
     links: Vec<Tapped>,
     served: Vec<Served>,
     mirror: Option<Arc<Mirror>>,
+    /// A register says which node is primary.
+    by_register: bool,
     /// The mirror was told that it is a member,
     told: bool,
     /// and that is noted.
@@ -225,6 +227,7 @@ impl Nodes {
             links: Vec::new(),
             served: Vec::new(),
             mirror: None,
+            by_register: false,
             told: false,
             noted: false,
             said: String::new(),
@@ -258,7 +261,8 @@ impl Nodes {
 
     fn store(&self, node: &str) -> Arc<Store> {
         let c = self.config();
-        let spec = layout::store(&c, &c.nodes[node], &c.volumes["v"]);
+        let mut spec = layout::store(&c, &c.nodes[node], &c.volumes["v"]);
+        spec.by_hand = !self.by_register;
         Arc::new(Store::open(&self.env, spec).unwrap())
     }
 
@@ -1045,6 +1049,136 @@ fn a_mirror_that_followed_the_epoch_takes_over_whatever_a_backup_claims() {
             }
         }
     }
+}
+
+/// A mirror's copy was put back as of an earlier epoch. It did not take over, until its primary had
+/// greeted it: by that it had promised as much as the register said again. Then the primary failed
+/// before the copy had got anything, and the mirror took over with 0 of 41 sync points.
+#[test]
+fn a_greeting_makes_no_copy_of_an_earlier_epoch_a_mirror_again() {
+    for is_of_earlier in [true, false] {
+        let mut nodes = Nodes::new(&format!("missed-{is_of_earlier}"));
+        nodes.by_register = true;
+        nodes.follow();
+        let p = nodes.primary();
+        let mut s = nodes.session(&p);
+        nodes.linked(&mut s, &p);
+        create(&p);
+        nodes.linked(&mut s, &p);
+        drop(s);
+        let sb = nodes.mirror.as_ref().unwrap().store.superblock();
+        let next = sb.promised + 1;
+        let member = |node: &str, incarnation| {
+            Some(Member {
+                node: node.into(),
+                incarnation,
+            })
+        };
+        let reg = Register {
+            version: 3,
+            epoch: next,
+            primary: member("a", p.store.superblock().life),
+            mirror: member("b", sb.life),
+            promised: next,
+        };
+        let views = Voted::default();
+        *views.now.lock().unwrap() = reg.clone();
+        let take_over = |nodes: &Nodes| {
+            let m = nodes.mirror.as_ref().unwrap();
+            m.take_over_from(reg.clone(), &views, &[])
+        };
+        let refuses = |nodes: &Nodes| {
+            let why = take_over(nodes).unwrap_err().to_string();
+            assert!(why.contains("of an earlier time"), "{why}");
+        };
+        let greet = |nodes: &Nodes, view, epoch| {
+            let hello = Hello {
+                cluster: "c".into(),
+                volume: "v".into(),
+                from: "a".into(),
+                to: "b".into(),
+                volume_id: sb.volume_id,
+                view,
+                epoch,
+                attach: true,
+                backup: false,
+                lanes: 1,
+                tail: p.last(),
+                history: p.store.history().entries().to_vec(),
+            };
+            let answer = nodes.mirror.as_ref().unwrap().hello(&hello);
+            answer.map_err(|no| no.text).unwrap().0.member
+        };
+        if !is_of_earlier {
+            // It was asked before the epoch was begun, so it is the mirror that the register names.
+            assert!(greet(&nodes, sb.view.epoch, next));
+            assert!(take_over(&nodes).unwrap().is_some());
+            continue;
+        }
+        refuses(&nodes);
+        // A running primary, and then one that attaches, greets it.
+        for epoch in [next, next + 1] {
+            assert!(!greet(&nodes, next, epoch));
+            refuses(&nodes);
+        }
+        nodes.kill();
+        nodes.follow();
+        refuses(&nodes);
+    }
+}
+
+/// Which mirrors lack what, the records of the primary's log tell only in part: an attach named a
+/// mirror whose copy had been put back, before it had sent what that copy lacked.
+#[test]
+fn a_mirror_of_an_earlier_epoch_is_named_when_it_has_caught_up() {
+    let mut nodes = Nodes::new("behind");
+    nodes.by_register = true;
+    let views = Arc::new(Voted::default());
+    let attach = |nodes: &Nodes| {
+        let p = nodes.primary();
+        let calls = Box::new(AtOnce(views.clone()));
+        let client = ViewClient::new(views.clone(), calls, Duration::from_secs(60));
+        let candidates = Holders::new(vec![nodes.peer()]);
+        let s = nodes.session(&p).with_views(client, candidates).unwrap();
+        (p, s)
+    };
+    let (at, kept) = (nodes.dir.join("b"), nodes.dir.join("kept"));
+    let copy = |from: &Path, to: &Path| {
+        let _ = std::fs::remove_dir_all(to);
+        let mut cp = std::process::Command::new("cp");
+        assert!(cp.arg("-a").args([from, to]).status().unwrap().success());
+    };
+    for is_kept in [true, false] {
+        nodes.follow();
+        let (p, mut s) = attach(&nodes);
+        nodes.linked(&mut s, &p);
+        match is_kept {
+            true => create(&p),
+            false => drop(append(&p, 100)),
+        }
+        nodes.linked(&mut s, &p);
+        assert_eq!(views.mirror().as_deref(), Some("b"));
+        drop(s);
+        p.persist_wait(0).unwrap();
+        p.store.release_lock();
+        drop(p);
+        nodes.kill();
+        if is_kept {
+            copy(&at, &kept);
+        }
+    }
+    copy(&kept, &at);
+    nodes.follow();
+    let (p, mut s) = attach(&nodes);
+    let epoch = || views.now.lock().unwrap().epoch;
+    let before = epoch();
+    nodes.until("the attach", |_| {
+        s.step();
+        epoch() > before
+    });
+    assert_eq!(views.mirror(), None);
+    nodes.linked(&mut s, &p);
+    assert_eq!(views.mirror().as_deref(), Some("b"));
 }
 
 #[test]

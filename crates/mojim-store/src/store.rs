@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 use mojim_format::superblock::MAX_HISTORY;
-use mojim_format::{State, View};
+use mojim_format::{State, Superblock, View};
 use mojim_protocol::{History, Holding, is_rival};
 
 use mojim_env::{Error, Longest, Result};
@@ -320,6 +320,20 @@ impl Store {
     pub fn promise(&self, epoch: u64) -> Result<()> {
         let durable = !self.mutations.promise_early.is_on();
         self.write_superblock(|s| s.promised = s.promised.max(epoch), durable)
+    }
+
+    /// As [`Store::promise`], for a copy that has not promised the epoch of the view in which it is
+    /// asked: it was not in that view, or is of an earlier time. From now on it does not count as
+    /// a mirror, until a session says that it does.
+    pub fn promise_as_stranger(&self, epoch: u64) -> Result<()> {
+        let durable = !self.mutations.promise_early.is_on();
+        let change = |s: &mut Superblock| {
+            s.promised = s.promised.max(epoch);
+            if s.view.mirror == s.node {
+                s.view.mirror.clear();
+            }
+        };
+        self.write_superblock(change, durable)
     }
 
     /// Drops every record above `keep` from the logs' heads. The caller ensures

@@ -43,15 +43,20 @@ pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
 }
 
 /// Fails where the register knows that this copy, the view's mirror's, had promised more: it is
-/// of an earlier time, and may lack what was acknowledged since.
+/// of an earlier time, and may lack what was acknowledged since. A copy that was greeted since then
+/// has promised as much again, but counts as no mirror in the view that it knows.
 fn check_promise(reg: &Register, sb: &Superblock) -> Result<()> {
-    if !reg.is_forgotten(sb.promised) {
+    let knows = match sb.view.mirror == sb.node {
+        true => sb.promised,
+        false => sb.promised.min(sb.view.epoch),
+    };
+    if !reg.is_forgotten(knows) {
         return Ok(());
     }
     let (volume, primary) = (&sb.volume, reg.primary.as_ref().map_or("", |p| &p.node));
     Err(Error::Invalid(format!(
         "the copy of volume {volume} on node {} is of an earlier time: it had promised epoch {} as the mirror of the view, and knows of epoch {} at most. What was acknowledged since may be missing here, so this node does not become primary by itself. Start node {primary}, which brings this copy up to date; if it is lost for good, `mojim promote --force --volume {volume} --name {}` goes on with what is here",
-        sb.node, reg.promised, sb.promised, sb.node
+        sb.node, reg.promised, knows, sb.node
     )))
 }
 
@@ -221,7 +226,9 @@ impl Mirror {
             // This node was interrupted after the register had agreed.
             reg.epoch
         } else if reg.is_mirror(&me) {
-            check_promise(&reg, &sb)?;
+            if !broken.forget_promise.is_on() {
+                check_promise(&reg, &sb)?;
+            }
             self.store.next_epoch(sb.promised.max(reg.epoch))
         } else {
             return Ok(None);

@@ -145,7 +145,8 @@ impl Session {
         // The log of a mirror may be damaged, even if this copy lacks nothing.
         let lost = self.attach
             && self.paired_rule.mirror
-            && has_lost(plan, self.primary.store.known_acknowledged().max(w.known));
+            && (self.has_forgotten(theirs, w)
+                || has_lost(plan, self.primary.store.known_acknowledged().max(w.known)));
         if let Some(view_client) = &mut self.view_client {
             view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
             if self.attach && (lost || *plan == Plan::CopyTo) {
@@ -159,6 +160,15 @@ impl Session {
             self.member = false;
         }
         Ok(())
+    }
+
+    /// Whether the mirror that the register names has not come to the epoch in which it was named,
+    /// and counts as no mirror itself: its copy is of an earlier time.
+    fn has_forgotten(&self, theirs: &Holding, w: &Welcome) -> bool {
+        let reg = self.view_client.as_ref().map(|c| &c.register);
+        let named = |r: &&Register| r.mirror.as_ref().is_some_and(|m| m.node == self.peer.name);
+        let knows = theirs.history.last_epoch();
+        !w.member && reg.filter(named).is_some_and(|r| r.is_forgotten(knows))
     }
 
     /// Sends the mirror the records above `from`; `tail` is the last one as yet.

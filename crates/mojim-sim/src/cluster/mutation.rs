@@ -80,6 +80,10 @@ pub enum Mutation {
     TellOld,
     /// Views: a mirror takes over and asks no other node.
     AskNobody,
+    /// Views: a mirror whose copy is of an earlier epoch takes over.
+    ForgetPromise,
+    /// Views: so does one that was greeted since.
+    ForgetMiss,
     /// A record tells of a committed LSN that ends no sync point.
     StampParts,
     /// A spill file is confirmed before it is durable.
@@ -93,7 +97,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations, with their names.
-    pub const ALL: [(Mutation, &'static str); 39] = [
+    pub const ALL: [(Mutation, &'static str); 41] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -160,6 +164,14 @@ impl Mutation {
             "ask_nobody (a takeover asks the other holders)",
         ),
         (
+            Mutation::ForgetPromise,
+            "forget_promise (a copy of an earlier epoch does not take over)",
+        ),
+        (
+            Mutation::ForgetMiss,
+            "forget_miss (nor does it when it was greeted)",
+        ),
+        (
             Mutation::StampParts,
             "stamp_parts (what a record tells was committed are whole sync points)",
         ),
@@ -198,6 +210,7 @@ impl Mutation {
             Mutation::TrustWire => Some(108),
             Mutation::TellOld => Some(332),
             Mutation::AskNobody => Some(191),
+            Mutation::ForgetPromise | Mutation::ForgetMiss => Some(914),
             Mutation::StampParts => Some(28_407),
             Mutation::SpillOnce => Some(130),
             _ => None,
@@ -219,6 +232,8 @@ impl Mutation {
                 | Mutation::OtherLife
                 | Mutation::CallReplaced
                 | Mutation::AskNobody
+                | Mutation::ForgetPromise
+                | Mutation::ForgetMiss
         ) || self.is_of_succession()
     }
 
@@ -267,6 +282,11 @@ impl Mutation {
         matches!(self, Mutation::ForgetMissing | Mutation::AskNobody)
     }
 
+    /// Whether its story begins with a mirror's disk of an earlier epoch.
+    pub(super) fn needs_earlier_mirror(self) -> bool {
+        matches!(self, Mutation::ForgetPromise | Mutation::ForgetMiss)
+    }
+
     /// Whether it breaks a rule of spill files.
     pub(super) fn is_of_spills(self) -> bool {
         matches!(self, Mutation::SpillUnsynced | Mutation::SpillOnce)
@@ -299,7 +319,11 @@ impl Mutation {
             // Other failures excuse the state at the end of a run, so only a shrunk run
             // shows it.
             Mutation::OtherLife => &["shrunk:"],
-            Mutation::ForgetMissing | Mutation::TellOld | Mutation::AskNobody => &["3:"],
+            Mutation::ForgetMissing
+            | Mutation::TellOld
+            | Mutation::AskNobody
+            | Mutation::ForgetPromise
+            | Mutation::ForgetMiss => &["3:"],
             Mutation::StampParts => &["told:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
             // What is lost of a spill file may also keep its record from being applied, for ever.
@@ -350,6 +374,8 @@ impl Mutation {
             Mutation::ForgetMissing => &switches.forget_missing,
             Mutation::TellOld => &switches.tell_old,
             Mutation::AskNobody => &switches.ask_nobody,
+            Mutation::ForgetPromise => &switches.forget_promise,
+            Mutation::ForgetMiss => &switches.forget_miss,
             Mutation::StampParts => &switches.stamp_parts,
             Mutation::SpillUnsynced => &switches.spill_unsynced,
             Mutation::SpillOnce => &switches.spill_once,

@@ -166,9 +166,9 @@ impl Cluster {
             _ => false,
         };
         // Nor has the mirror what the register waits for, if its log is damaged, also where the
-        // log seems merely to end there.
+        // log seems merely to end there; nor if its disk is of an earlier epoch.
         let rotted = |m: &Member| match &self.nodes[node(&m.node)].role {
-            Role::Mirror(_) => self.check.lacks(node(&m.node)),
+            Role::Mirror(_) => self.may_lack(node(&m.node)),
             _ => false,
         };
         let given_up = reg.mirror.as_ref().is_some_and(distrusted);

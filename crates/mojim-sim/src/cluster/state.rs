@@ -121,12 +121,22 @@ pub(super) struct Kept {
     pub(super) paired: bool,
 }
 
+/// Whose disk comes back as of an earlier time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    Primarys,
+    Mirrors,
+}
+
 /// A seed in which a disk may come back as of an earlier time.
 pub(super) struct Earlier {
+    pub(super) whose: Whose,
     pub(super) rng: Rng,
     pub(super) kept: Option<Kept>,
     /// How often it may still happen.
     pub(super) left: u32,
+    /// A mirror whose disk came back, and whose primary dies as soon as it has greeted that mirror.
+    pub(super) awaits: Option<usize>,
 }
 
 impl Earlier {
@@ -138,11 +148,34 @@ impl Earlier {
         // What a backup goes on with by itself, and the replacement of a node that has less
         // than it had, are not modelled.
         let fits = setup.replicated() && !setup.spare && !setup.fallback;
-        (drawn && fits).then_some(Earlier {
+        (drawn && fits).then_some(Earlier::new(Whose::Primarys, rng))
+    }
+
+    /// Draws whether a seed has this for the mirror's disk, one of six of those with a register,
+    /// which knows what the mirror had promised, and each for the sake of `mutation`. Seeds of
+    /// other mutations stay as they are.
+    pub(super) fn draw_mirrors(
+        seed: u64,
+        setup: &Setup,
+        mutation: Option<Mutation>,
+    ) -> Option<Earlier> {
+        let mut rng = Rng::new(seed ^ 0x6d69_7272_6f72_87a8);
+        let drawn = match mutation {
+            None => rng.below(6) == 0,
+            Some(m) => m.needs_earlier_mirror(),
+        };
+        let fits = setup.views && !setup.spare && !setup.fallback;
+        (drawn && fits).then_some(Earlier::new(Whose::Mirrors, rng))
+    }
+
+    fn new(whose: Whose, rng: Rng) -> Earlier {
+        Earlier {
+            whose,
             rng,
             kept: None,
             left: 3,
-        })
+            awaits: None,
+        }
     }
 }
 
@@ -157,6 +190,22 @@ impl Replacing {
     /// A replacement still to come, which draws from `rng`.
     pub(super) fn new(rng: Rng) -> Replacing {
         Replacing { rng, gone: None }
+    }
+}
+
+/// Draws which bytes are lost that were durable: one kind of lost bytes at a time.
+fn draw_losses(
+    seed: u64,
+    setup: &Setup,
+    mutation: Option<Mutation>,
+) -> (Option<Rot>, Option<Earlier>) {
+    let damage = Rot::draw(seed, mutation.is_some_and(Mutation::needs_damage));
+    // The replacement of a node whose copy is damaged is not modelled.
+    let damage = damage.filter(|_| !setup.spare);
+    match (damage, Earlier::draw(seed, setup, mutation)) {
+        (_, Some(earlier)) => (None, Some(earlier)),
+        (None, None) => (None, Earlier::draw_mirrors(seed, setup, mutation)),
+        (damage, None) => (damage, None),
     }
 }
 
@@ -175,10 +224,7 @@ impl Cluster {
         let spills = setup.draw_spills(seed, mutation);
         let mut full = Rng::new(seed ^ 0x6675_6c6c);
         let full = (full.below(8) == 0 && !setup.sound).then_some(full);
-        let damage = Rot::draw(seed, mutation.is_some_and(Mutation::needs_damage));
-        // The replacement of a node whose copy is damaged is not modelled.
-        let damage = damage.filter(|_| !setup.spare);
-        let earlier = Earlier::draw(seed, &setup, mutation);
+        let (rot, earlier) = draw_losses(seed, &setup, mutation);
         let places = (0..setup.nodes()).collect();
         let register = SimRegister::new(rng.next_u64());
         Cluster {
@@ -221,8 +267,7 @@ impl Cluster {
             anew: Rng::new(seed ^ 0x616e_6577),
             suspects: None,
             full,
-            // One kind of lost bytes at a time.
-            rot: damage.filter(|_| earlier.is_none()),
+            rot,
             earlier,
             spills,
             mutation,

@@ -100,6 +100,10 @@ pub struct Mutations {
     pub tell_old: Switch,
     /// A mirror takes over and asks no other node what was acknowledged.
     pub ask_nobody: Switch,
+    /// A mirror takes over, however much less it has promised than the register says.
+    pub forget_promise: Switch,
+    /// A mirror of an earlier epoch counts as one of the present epoch when it is greeted.
+    pub forget_miss: Switch,
     /// A record says that a part of a sync point was committed.
     pub stamp_parts: Switch,
     /// A mirror confirms a spill file that it did not sync.
