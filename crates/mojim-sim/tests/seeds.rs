@@ -213,6 +213,15 @@ fn two_failures_in_a_row_excuse_what_the_guarantees_say() {
     }
 }
 
+/// Without a register, a mirror's promotion failed at its end, and everything was lost with the power
+/// but on the backup. An operator let that go on, in an epoch below the one that the failed promotion
+/// had promised: the node follows only when a program attaches anew.
+#[test]
+fn a_person_starts_a_program_again_for_a_backup_that_promised_more() {
+    catch_panics();
+    assert_eq!(run(1820, None, false).failure, None);
+}
+
 /// What the checker did not allow, though the guarantees do: a program that had not heard yet of its
 /// mirror's replacement was making the old node its mirror, and the register named that node again.
 #[test]

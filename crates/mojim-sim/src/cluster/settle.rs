@@ -49,8 +49,12 @@ impl Cluster {
             }
             self.ask_holders(self.primary);
             let now = self.world.now();
-            if now - start > Duration::from_secs(20) && self.nobody_may()? {
+            let is_late = now - start > Duration::from_secs(20);
+            if is_late && self.nobody_may()? {
                 return Ok(());
+            }
+            if is_late {
+                self.attach_again()?;
             }
             // The limit is long, since a link that goes silent at a copy's very end is
             // noticed late.
@@ -69,6 +73,26 @@ impl Cluster {
         }
         self.count_members();
         self.finally()
+    }
+
+    /// Without a register, a backup that has promised a later epoch than the primary's, in a promotion
+    /// by hand that failed, follows again once a program attaches anew: a person starts it again.
+    fn attach_again(&mut self) -> Checked {
+        let n = self.primary;
+        let Role::Primary(p) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let epoch = p.p.epoch();
+        let is_ahead = |n: &usize| match &self.nodes[*n].role {
+            Role::Mirror(mir) => mir.m.store.superblock().promised > epoch,
+            _ => false,
+        };
+        if self.setup.views || !p.ready || !self.backups().iter().any(is_ahead) {
+            return Ok(());
+        }
+        self.note(|| format!("node {}: its program is started again", NAMES[n]));
+        self.world.kill(NAMES[n]);
+        self.observe(n)
     }
 
     /// Faults stop, links are mended, disks have room, and nodes that are down may start.
