@@ -75,11 +75,12 @@ impl Node {
                     continue;
                 };
                 let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
-                if !unclean || self.of(&v).is_open() || self.in_use(&v) {
-                    continue;
-                }
-                let settled = self.settled(&v, sb.sequence).is_some();
-                if settled && !self.is_another_log(&v, seen) {
+                // The lock is tried last: whoever is about to open the copy would find it held.
+                if !unclean
+                    || self.settled(&v, sb.sequence).is_some() && !self.is_another_log(&v, seen)
+                    || self.of(&v).is_open()
+                    || self.in_use(&v)
+                {
                     continue;
                 }
                 self.look_at_left(&v, &sb, &mut seen.told);
