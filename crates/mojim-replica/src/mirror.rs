@@ -445,10 +445,16 @@ impl Mirror {
     fn welcome(&self, sb: &Superblock) -> Welcome {
         let distrusted = self.distrusted.load(Acquire);
         let state = if distrusted { State::Empty } else { sb.state };
+        // A copy that led once, and was greeted in a later view that it was not in, lacks what was
+        // acknowledged since: it may be of an earlier time, or have been away.
+        let missed = sb.promised > sb.view.epoch
+            && !self.store.spec().by_hand
+            && !self.store.mutations.forget_miss.is_on();
+        let counts = sb.view.mirror == self.me || sb.view.primary == self.me && !missed;
         Welcome {
             volume_id: self.store.holding(0).volume_id,
             state,
-            member: !distrusted && (sb.view.mirror == self.me || sb.view.primary == self.me),
+            member: !distrusted && counts,
             tail: if state == State::Whole {
                 self.tail()
             } else {

@@ -1127,6 +1127,59 @@ fn a_greeting_makes_no_copy_of_an_earlier_epoch_a_mirror_again() {
     }
 }
 
+/// The same with a copy of a time when the node led: it was called a member when it was greeted, the
+/// register named it the mirror, and it took over. And a node whose copy was put back as of before it
+/// became primary began that epoch a second time, with less.
+#[test]
+fn a_copy_of_when_the_node_led_counts_for_nothing_in_a_later_view() {
+    let mut nodes = Nodes::new("led");
+    nodes.by_register = true;
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    drop(s);
+    let m = nodes.mirror.clone().unwrap();
+    let mut view = m.store.superblock().view;
+    (view.primary, view.mirror) = ("b".into(), "a".into());
+    m.store.update(|sb| sb.view = view).unwrap();
+    let sb = m.store.superblock();
+    let next = sb.promised + 5;
+    let greet = |epoch| {
+        let hello = Hello {
+            cluster: "c".into(),
+            volume: "v".into(),
+            from: "a".into(),
+            to: "b".into(),
+            volume_id: sb.volume_id,
+            view: next,
+            epoch,
+            attach: true,
+            backup: false,
+            lanes: 1,
+            tail: p.last(),
+            history: p.store.history().entries().to_vec(),
+        };
+        m.hello(&hello).map_err(|no| no.text).unwrap().0.member
+    };
+    let named = Some(Member {
+        node: "b".into(),
+        incarnation: sb.life,
+    });
+    let reg = Register {
+        version: 3,
+        epoch: next,
+        primary: named,
+        mirror: None,
+        promised: 0,
+    };
+    let views = Voted::default();
+    *views.now.lock().unwrap() = reg.clone();
+    let why = m.take_over_from(reg, &views, &[]).unwrap_err().to_string();
+    assert!(why.contains("became primary in epoch"), "{why}");
+    assert!(!greet(next) && !greet(next + 1));
+}
+
 /// Which mirrors lack what, the records of the primary's log tell only in part: an attach named a
 /// mirror whose copy had been put back, before it had sent what that copy lacked.
 #[test]

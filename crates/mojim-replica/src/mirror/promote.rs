@@ -42,6 +42,19 @@ pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
     Ok(())
 }
 
+/// Fails where the register names this node the primary of an epoch that its copy has not promised:
+/// whoever becomes primary promises that durably before it asks the register.
+fn check_own_promise(reg: &Register, sb: &Superblock) -> Result<()> {
+    if sb.promised >= reg.epoch {
+        return Ok(());
+    }
+    let (volume, me) = (&sb.volume, &sb.node);
+    Err(Error::Invalid(format!(
+        "the copy of volume {volume} on node {me} is of an earlier time: this node became primary in epoch {}, and its copy knows of epoch {} at most. What was acknowledged since may be missing here, so this node does not go on by itself. Promote a node that has more; if none is left, `mojim promote --force --volume {volume} --name {me}` goes on with what is here",
+        reg.epoch, sb.promised
+    )))
+}
+
 /// Fails where the register knows that this copy, the view's mirror's, had promised more: it is
 /// of an earlier time, and may lack what was acknowledged since. A copy that was greeted since then
 /// has promised as much again, but counts as no mirror in the view that it knows.
@@ -224,6 +237,9 @@ impl Mirror {
             return Ok(None);
         } else if reg.is_primary(&me) && sb.view.epoch < reg.epoch {
             // This node was interrupted after the register had agreed.
+            if !broken.no_fence.is_on() {
+                check_own_promise(&reg, &sb)?;
+            }
             reg.epoch
         } else if reg.is_mirror(&me) {
             if !broken.forget_promise.is_on() {
