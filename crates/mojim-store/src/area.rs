@@ -380,7 +380,7 @@ impl Area {
             false => Err(Error::Damaged {
                 path: self.dir.join(&e.name),
                 what: format!(
-                    "{len} bytes, {} expected; was it changed past Mojim? Restore it, or remove this node's copy of the volume to have it copied again",
+                    "{len} bytes, {} expected; was it changed past Mojim? Restore it, or remove this node's copy of the volume to have it copied again, if another node has a good one",
                     e.size
                 ),
             }),
@@ -407,7 +407,7 @@ impl Area {
             true => Error::Damaged {
                 path,
                 what: format!(
-                    "{x}, and in the place of a file of the volume ({} bytes); was it put there? Put that file back, or remove this node's copy of the volume to have it copied again",
+                    "{x}, and in the place of a file of the volume ({} bytes); was it put there? Put that file back, or remove this node's copy of the volume to have it copied again, if another node has a good one",
                     e.size
                 ),
             },
@@ -428,7 +428,7 @@ impl Area {
         Error::Damaged {
             path: self.dir.join(&e.name),
             what: format!(
-                "this file of the volume ({} bytes) is missing; was it removed? Restore it, or remove this node's copy of the volume to have it copied again",
+                "this file of the volume ({} bytes) is missing; was it removed? Restore it, or remove this node's copy of the volume to have it copied again, if another node has a good one",
                 e.size
             ),
         }

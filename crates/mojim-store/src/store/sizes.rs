@@ -49,15 +49,15 @@ impl Store {
     /// What the records above the checkpoint change in names and sizes; `None` if that is not
     /// known, since records are spilled or `lost`. The applier's lock is held.
     fn changed(&self, lost: bool) -> Option<Changed> {
+        if lost {
+            return None;
+        }
         let mut changed = Changed::default();
         let starts = lock(&self.durable).clone();
         for (log, start) in self.logs.iter().zip(starts) {
             let mut at = start;
             while let Some((r, _, next)) = log.record(at) {
                 at = next;
-                if lost {
-                    return None;
-                }
                 for (op, payload) in r.ops() {
                     match op.kind {
                         OpKind::Write => continue,
