@@ -31,6 +31,9 @@ fn is(path: &Path) -> Is {
     Some((m.ino(), m.ctime(), m.ctime_nsec()))
 }
 
+/// Rounds, of half a second each, for which a log that was put back has to rest.
+const RESTS: u32 = 6;
+
 /// What the thread remembers of a volume.
 #[derive(Default)]
 struct Seen {
@@ -41,6 +44,8 @@ struct Seen {
     /// The logs' files, with their rings: at the last look at the copy, and a round ago.
     looked: Vec<(Is, Option<u64>)>,
     before: Vec<(Is, Option<u64>)>,
+    /// For how many rounds nobody has touched them.
+    rests: u32,
 }
 
 impl Node {
@@ -108,13 +113,16 @@ impl Node {
     }
 
     /// Whether somebody has put another log in the place of the one that was looked at, and has
-    /// not touched it for a round.
+    /// not touched it for [`RESTS`] rounds: a log is looked at when it is put back, not meanwhile.
     fn is_another_log(&self, v: &Volume, seen: &mut Seen) -> bool {
         let now = self.logs_left(v);
-        let rests = now == seen.before;
+        seen.rests = match now == seen.before {
+            true => seen.rests.saturating_add(1),
+            false => 0,
+        };
         let is_other = now != seen.looked;
         seen.before = now;
-        is_other && rests
+        is_other && seen.rests >= RESTS
     }
 
     /// Looks at a copy that a program left, and makes its records persistent.
