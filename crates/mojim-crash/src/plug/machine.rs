@@ -46,7 +46,7 @@ impl Images {
     /// A machine with both.
     pub(super) fn hardware(&self) -> Hardware<'_> {
         Hardware {
-            memory: "192,slots=2,maxmem=1G",
+            memory: "256,slots=2,maxmem=1G",
             disks: vec![(&self.disk, "cache=writeback,throttling.iops-total=400")],
             nvdimm: Some(&self.nvdimm),
             says: "",
