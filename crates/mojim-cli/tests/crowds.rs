@@ -11,6 +11,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -90,9 +91,13 @@ fn check(at: &Path, told: &Told) -> Result<(), String> {
     back.map_or(Ok(()), |b| Err(format!("batch {b} is back")))
 }
 
-/// Waits until this mount serves.
+/// Waits until this mount serves. Before anything is mounted there, not even what waits for the
+/// volume, a file can be written into the directory below.
 fn await_service(c: &Cluster, m: &Mount) {
+    let device = |at: &Path| fs::metadata(at).map(|m| m.dev()).ok();
     let serves = || {
+        let is_mounted = device(&m.at)? != device(m.at.parent()?)?;
+        is_mounted.then_some(())?;
         fs::write(m.at.join("probe"), "").ok()?;
         File::open(m.at.join("probe")).ok()?.sync_all().ok()
     };
