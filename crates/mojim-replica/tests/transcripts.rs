@@ -998,6 +998,33 @@ fn leaves_first(limit: Duration, is_given_up: bool) {
     });
 }
 
+/// A node of a view, in a life of its copy.
+fn member(node: &str, incarnation: u64) -> Option<Member> {
+    let node = node.into();
+    Some(Member { node, incarnation })
+}
+
+/// Greets `m` for node `a`, which has `p`, knows `view` and asks for `epoch`. Returns whether `m` then
+/// calls itself a member.
+fn counts_when_greeted(m: &Mirror, p: &Primary, view: u64, epoch: u64) -> bool {
+    let hello = Hello {
+        cluster: "c".into(),
+        volume: "v".into(),
+        from: "a".into(),
+        to: "b".into(),
+        volume_id: p.store.superblock().volume_id,
+        view,
+        epoch,
+        attach: true,
+        backup: false,
+        lanes: 1,
+        tail: p.last(),
+        history: p.store.history().entries().to_vec(),
+    };
+    let answer = m.hello(&hello).map_err(|no| no.text);
+    answer.unwrap().0.member
+}
+
 /// A backup that claimed to know of more in the present epoch kept the mirror from taking over
 /// until the backup's daemon ended. The mirror acknowledges everything, so what it has followed
 /// in one life of its process, it has.
@@ -1013,12 +1040,6 @@ fn a_mirror_that_followed_the_epoch_takes_over_whatever_a_backup_claims() {
         let m = nodes.mirror.clone().unwrap();
         let sb = m.store.superblock();
         let epoch = sb.view.epoch;
-        let member = |node: &str, incarnation| {
-            Some(Member {
-                node: node.into(),
-                incarnation,
-            })
-        };
         let now = Register {
             version: 3,
             epoch,
@@ -1068,12 +1089,6 @@ fn a_greeting_makes_no_copy_of_an_earlier_epoch_a_mirror_again() {
         drop(s);
         let sb = nodes.mirror.as_ref().unwrap().store.superblock();
         let next = sb.promised + 1;
-        let member = |node: &str, incarnation| {
-            Some(Member {
-                node: node.into(),
-                incarnation,
-            })
-        };
         let reg = Register {
             version: 3,
             epoch: next,
@@ -1092,22 +1107,8 @@ fn a_greeting_makes_no_copy_of_an_earlier_epoch_a_mirror_again() {
             assert!(why.contains("of an earlier time"), "{why}");
         };
         let greet = |nodes: &Nodes, view, epoch| {
-            let hello = Hello {
-                cluster: "c".into(),
-                volume: "v".into(),
-                from: "a".into(),
-                to: "b".into(),
-                volume_id: sb.volume_id,
-                view,
-                epoch,
-                attach: true,
-                backup: false,
-                lanes: 1,
-                tail: p.last(),
-                history: p.store.history().entries().to_vec(),
-            };
-            let answer = nodes.mirror.as_ref().unwrap().hello(&hello);
-            answer.map_err(|no| no.text).unwrap().0.member
+            let m = nodes.mirror.as_ref().unwrap();
+            counts_when_greeted(m, &p, view, epoch)
         };
         if !is_of_earlier {
             // It was asked before the epoch was begun, so it is the mirror that the register names.
@@ -1145,31 +1146,10 @@ fn a_copy_of_when_the_node_led_counts_for_nothing_in_a_later_view() {
     m.store.update(|sb| sb.view = view).unwrap();
     let sb = m.store.superblock();
     let next = sb.promised + 5;
-    let greet = |epoch| {
-        let hello = Hello {
-            cluster: "c".into(),
-            volume: "v".into(),
-            from: "a".into(),
-            to: "b".into(),
-            volume_id: sb.volume_id,
-            view: next,
-            epoch,
-            attach: true,
-            backup: false,
-            lanes: 1,
-            tail: p.last(),
-            history: p.store.history().entries().to_vec(),
-        };
-        m.hello(&hello).map_err(|no| no.text).unwrap().0.member
-    };
-    let named = Some(Member {
-        node: "b".into(),
-        incarnation: sb.life,
-    });
     let reg = Register {
         version: 3,
         epoch: next,
-        primary: named,
+        primary: member("b", sb.life),
         mirror: None,
         promised: 0,
     };
@@ -1177,7 +1157,9 @@ fn a_copy_of_when_the_node_led_counts_for_nothing_in_a_later_view() {
     *views.now.lock().unwrap() = reg.clone();
     let why = m.take_over_from(reg, &views, &[]).unwrap_err().to_string();
     assert!(why.contains("became primary in epoch"), "{why}");
-    assert!(!greet(next) && !greet(next + 1));
+    for epoch in [next, next + 1] {
+        assert!(!counts_when_greeted(&m, &p, next, epoch));
+    }
 }
 
 /// Which mirrors lack what, the records of the primary's log tell only in part: an attach named a
