@@ -289,6 +289,36 @@ fn a_size_is_wrong_unless_a_record_explains_it() {
     damaged(store.check_sizes(), &["data/h"]);
 }
 
+/// A record that was applied in part is lost, and with it what explains a file's size: the log is
+/// damaged, and another node may mend the copy. It could not be opened where no record was left.
+#[test]
+fn a_record_that_is_lost_may_have_changed_any_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), 1);
+    let of = (begin(&store), 2);
+    let log = &store.logs()[0];
+    append(log, of, 1, OpKind::Create, b"f");
+    append_to(log, of, 2, (1, OpKind::Resize, 8192), b"");
+    store.persist_all().unwrap();
+    store.apply_all(2).unwrap();
+    store.checkpoint().unwrap();
+    let lost = append_to(log, of, 3, (1, OpKind::Resize, 100), b"");
+    store.persist_all().unwrap();
+    store.note_logged(3).unwrap();
+    drop(store);
+    let file = dir.path().join("data/f");
+    let file = fs::File::options().write(true).open(file).unwrap();
+    file.set_len(100).unwrap();
+    let path = log_spec(dir.path(), 0).path;
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[CONTROL_LEN + lost as usize..].fill(0);
+    fs::write(&path, bytes).unwrap();
+    let store = open(dir.path(), 1);
+    assert_eq!((store.tail(), store.known_missing()), (2, Some(3)));
+    let why = store.check_complete().unwrap_err().to_string();
+    assert!(why.contains("log.0"), "{why}");
+}
+
 /// Where a name passes to another file, the one that had it may be gone from the directory, and
 /// the other one there with its size.
 #[test]
