@@ -17,7 +17,9 @@ const ROWS: &[&[&str]] = &[
     &["memory", "copy"],
     &["replica"],
     &["views", "rivals", "mojim"],
-    &["sim", "node", "c"],
+    &["heap", "persistent"],
+    &["tx"],
+    &["sim", "node", "c", "itm"],
     &["bench", "crash", "mount", "preload"],
     &["cli"],
 ];

@@ -1,0 +1,3 @@
+//! Persistent variables, regions made at run time, and logs.
+//!
+//! Source: Mnemosyne, "Persistent memory regions" and "Consistent updates".

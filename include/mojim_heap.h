@@ -1,0 +1,89 @@
+/* mojim_heap.h - malloc whose memory is also a file.
+ *
+ * A heap lies in one file of a volume, always at the same address, so pointers
+ * between its blocks stay valid from run to run. This header is its manual;
+ * mojim.h has the conventions (errors, threads, ownership), which hold here too.
+ * Source: FAMS, Section 4.1; Mnemosyne ("pmalloc").
+ *
+ * CAVEATS FIRST
+ *
+ * 1. Nothing is durable before it is committed: by mojim_heap_sync, which commits
+ *    all that was stored in the heap, or by a transaction (mojim_tx.h), which
+ *    commits what it stored. A crash takes the heap back to the last commits.
+ * 2. mojim_heap_sync commits the whole heap as it is. No thread may be in the
+ *    middle of a change then: a lock is the program's affair. It waits for open
+ *    transactions of other threads.
+ * 3. No pointer out of the heap is valid in the next run: none to a function, a
+ *    vtable, a string constant, another allocator's memory.
+ * 4. One process at a time has a heap open. In a child made by fork every call
+ *    fails with EOPNOTSUPP; the child may read the memory. A mutex that lies in a
+ *    heap must be initialised anew after each open.
+ */
+#ifndef MOJIM_HEAP_H
+#define MOJIM_HEAP_H
+
+#include <mojim.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mojim_heap mojim_heap_t;
+
+/* Only transactions (mojim_tx.h) change the heap: it notes no dirty pages, which makes a
+ * first store to a page cheaper. mojim_heap_sync fails with EOPNOTSUPP, and a
+ * mojim_malloc or mojim_free outside a transaction is one of its own. */
+#define MOJIM_HEAP_EXACT 0x1
+
+/* Opens the heap in a file of the volume, and makes it if the file is not there.
+ *
+ * `capacity`: bytes of addresses to reserve, used at creation only; 0: 64 GiB. The
+ * file grows as needed. `address`: where, at creation only; NULL: chosen by chance
+ * between 0x2000'0000'0000 and 0x3000'0000'0000. A multiple of 1 MiB. With
+ * mojim_attach_reader's handle: read-only, as the node's copy shows it.
+ * NULL on error: EADDRINUSE where the addresses are taken in this process (the text
+ * says by which mapping; `mojim heap move` gives the heap other ones), EBUSY where the
+ * heap is open, EUCLEAN where the file is no heap or is damaged, EOPNOTSUPP where
+ * the volume rounds to pages (msync_rounding = "page") or shares working copies. */
+mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
+                              void *address, int flags);
+
+/* Closes it: what was not committed is thrown away. mojim_detach does so too. */
+int mojim_heap_close(mojim_heap_t *h);
+
+/* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
+ * 16 bytes. NULL, or -1, on error: ENOMEM where the capacity is used up; EINVAL
+ * for a pointer that is no block's, or that was freed before.
+ * Inside a transaction the calls are part of it: an abort undoes them, and a block
+ * that it freed is used again after its commit only. */
+void *mojim_malloc(mojim_heap_t *h, size_t size);
+void *mojim_calloc(mojim_heap_t *h, size_t n, size_t size);
+void *mojim_realloc(mojim_heap_t *h, void *p, size_t size);
+void *mojim_aligned_alloc(mojim_heap_t *h, size_t alignment, size_t size);
+int mojim_free(void *p);
+
+/* Bytes of the block that can be used; 0, with EINVAL, for no block. */
+size_t mojim_usable_size(const void *p);
+
+/* The heap in whose addresses `p` lies, or NULL. NULL: the heap opened first, of those
+ * that are open. */
+mojim_heap_t *mojim_heap_of(const void *p);
+
+/* Roots: the names by which a program finds its data again. A name has 1 to 63 bytes, a heap 128
+ * roots. `type`: at most 127 bytes that say what it points to, or NULL for ""; a
+ * mojim_root with another one fails with EINVAL, and the text shows both. `p` NULL
+ * removes the root. mojim_root_set changes memory as any store does: it is durable
+ * with the next commit (inside a transaction: with that). mojim_root returns NULL with
+ * ENOENT where there is no such root. For a reader: as of now. */
+int mojim_root_set(mojim_heap_t *h, const char *name, void *p, const char *type);
+void *mojim_root(mojim_heap_t *h, const char *name, const char *type);
+
+/* Commits all that was stored in the heap since its last commit, atomically
+ * (FAMS, Section 4.1). Not inside a transaction (EINVAL). */
+int mojim_heap_sync(mojim_heap_t *h);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
