@@ -465,6 +465,7 @@ pub unsafe extern "C-unwind" fn mojim_map_at(
             shared: flags & MOJIM_SHARED != 0,
             offset,
             fixed_at: fixed as usize,
+            untracked: false,
         };
         // SAFETY: the caller's promise of what is at `fixed`.
         let mapping = unsafe {

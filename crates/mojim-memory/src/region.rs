@@ -47,6 +47,13 @@ pub struct MapFlags {
     /// Map here, if not 0; `Busy` if anything is mapped there (`MAP_FIXED_NOREPLACE`).
     /// `map_over` replaces what is mapped (`MAP_FIXED`), but no region, nor a part of one.
     pub fixed_at: usize,
+    /// For a program that commits exact ranges only (each of at most [`EXACT_MAX`] bytes): no
+    /// note is taken of pages that are stored to, so that a first store to a page costs no more
+    /// than in any private mapping. A sync point or a rollback of more bytes works, too, but
+    /// compares every page that was stored to since the region was mapped. Only with `atomic`, a
+    /// private working copy, and `msync_rounding = "exact"`; `Invalid` otherwise. Where memory is
+    /// bounded (`memory`, `max_uncommitted`) pages are tracked all the same.
+    pub untracked: bool,
 }
 
 /// A mapped region: a pointer and a length, valid until it is unmapped.
@@ -92,6 +99,13 @@ pub trait WorkingCopy: Send + Sync {
     }
     /// Unmaps a window.
     fn close(&self, window: u64) -> Result<()>;
+    /// Makes copies of the pages that hold any of `range`, so that stores to them cost no fault,
+    /// where that helps: where no stores are tracked. The memory stays mapped, and the file keeps
+    /// `range`, meanwhile.
+    fn populate(&self, range: Range<usize>) -> Result<()> {
+        let _ = range;
+        Ok(())
+    }
 }
 
 /// A `MAP_PRIVATE` mapping of the data file.
@@ -101,6 +115,7 @@ pub struct Private {
     mapped: usize,
     /// Dropped before the mapping goes: a tracker then touches its pages.
     tracker: RwLock<Option<Box<dyn Tracker>>>,
+    untracked: bool,
     gone: AtomicBool,
 }
 
@@ -121,6 +136,8 @@ pub struct MapOptions {
     pub write: bool,
     /// Byte offset in the file, a multiple of the page size.
     pub offset: u64,
+    /// No note of stores is needed (`MapFlags::untracked`).
+    pub untracked: bool,
 }
 
 impl Private {
@@ -153,6 +170,11 @@ impl Private {
             .map_err(std::io::Error::from)
             .context(|| format!("mapping {len} bytes"))?
             .cast::<u8>();
+        let untracked = o.write && o.untracked && meter.is_none();
+        let kind = match untracked {
+            true => track::Kind::Untracked,
+            false => kind_of(kind),
+        };
         let tracker = match o.write {
             // SAFETY: the mapping was just made and stays until `close`,
             // which drops the tracker's use of it first.
@@ -167,8 +189,19 @@ impl Private {
             len,
             mapped,
             tracker: RwLock::new(tracker),
+            untracked,
             gone: AtomicBool::new(false),
         })
+    }
+}
+
+/// What the configuration asks for.
+pub fn kind_of(kind: TrackerKind) -> track::Kind {
+    match kind {
+        TrackerKind::Auto => track::Kind::Auto,
+        TrackerKind::Uffd => track::Kind::Uffd,
+        TrackerKind::Mprotect => track::Kind::Mprotect,
+        TrackerKind::TwoLevel => track::Kind::TwoLevel,
     }
 }
 
@@ -182,18 +215,12 @@ impl Private {
 pub unsafe fn attach_tracker(
     base: *mut u8,
     len: usize,
-    kind: TrackerKind,
+    kind: track::Kind,
     meter: Option<&Arc<Meter>>,
     fixed: bool,
     private: bool,
 ) -> Result<Box<dyn Tracker>> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-    let kind = match kind {
-        TrackerKind::Auto => track::Kind::Auto,
-        TrackerKind::Uffd => track::Kind::Uffd,
-        TrackerKind::Mprotect => track::Kind::Mprotect,
-        TrackerKind::TwoLevel => track::Kind::TwoLevel,
-    };
     // SAFETY: the caller's promise.
     let tracker = unsafe {
         match meter {
@@ -316,6 +343,22 @@ impl WorkingCopy for Private {
         let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
         if let Some(t) = held.as_ref().and_then(|t| t.metered()) {
             f(t);
+        }
+    }
+
+    fn populate(&self, range: Range<usize>) -> Result<()> {
+        let page = rustix::param::page_size();
+        let pages = range.start / page * page..range.end.next_multiple_of(page).min(self.mapped);
+        if !self.untracked || pages.is_empty() || self.gone.load(Acquire) {
+            return Ok(());
+        }
+        let start = self.base.wrapping_add(pages.start).cast();
+        let how = rustix::mm::Advice::LinuxPopulateWrite;
+        // SAFETY: pages of the mapping; their bytes stay what they are.
+        match unsafe { rustix::mm::madvise(start, pages.len(), how) } {
+            // The kernel (before 5.14) lacks it.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+            Err(e) => Err(Error::io("making copies of pages", &e.into())),
         }
     }
 

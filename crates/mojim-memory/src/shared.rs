@@ -23,7 +23,7 @@ use rustix::process::Resource;
 
 use crate::available;
 use crate::places;
-use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip};
+use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip, kind_of};
 use crate::track::{Marks, Tracker, unite};
 use mojim_config::TrackerKind;
 use mojim_env::{Context, Error, File, Result, descriptors};
@@ -259,6 +259,7 @@ impl Shared {
             .map_err(std::io::Error::from)
             .context(|| format!("mapping {len} bytes"))?
             .cast::<u8>();
+        let kind = kind_of(kind);
         let tracker = match o.write {
             // SAFETY: the mapping was just made, and stays until `close`, which
             // drops the tracker first.

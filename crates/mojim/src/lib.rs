@@ -24,5 +24,5 @@ pub use share::Guest;
 pub use volume::{Batch, Change, RoomWait, prepare_thread};
 pub use volume::{
     CopyReport, Joined, Volume, expect_forks, finish_all, gmsync, gmsync_async, is_region, join,
-    msync, msync_async, rollback, unmap,
+    msync, msync_async, populate, rollback, unmap,
 };

@@ -106,6 +106,7 @@ const CREATE: MapFlags = MapFlags {
     offset: 0,
     fixed_at: 0,
     shared: false,
+    untracked: false,
 };
 
 /// Stores, then one sync point of two ranges, then a discovered one over all.
@@ -269,6 +270,52 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     for node in ["a", "b"] {
         let bytes = place.bytes(node, "f");
         assert_eq!([0, 1, 2, 500_000].map(|i| bytes[i]), [1, 2, 3, 0], "{node}");
+    }
+}
+
+/// What a failed sync point of a region without dirty tracking had taken is in the next one, and
+/// the mirror has what the primary has.
+#[test]
+fn an_untracked_region_outlives_a_failed_sync_point() {
+    let place = Place::new("untracked");
+    let c = place.impatient(1);
+    let b = node(&c, "b").unwrap();
+    let v = attach(&c, "a");
+    let flags = MapFlags {
+        atomic: true,
+        untracked: true,
+        ..CREATE
+    };
+    let m = v.map("f", 1 << 20, flags).unwrap();
+    // SAFETY: inside the mapping, which only this thread uses.
+    let store = |at: usize, byte: u8| unsafe { m.ptr.add(at).write_volatile(byte) };
+    store(0, 1);
+    msync(m.ptr, 1).unwrap();
+    b.stop();
+    store(1, 2);
+    store(500_000, 3);
+    let failed = msync(m.ptr, m.len);
+    assert!(matches!(failed, Err(Error::Timeout(_))), "{failed:?}");
+    let b = node(&c, "b").unwrap();
+    store(600_000, 4);
+    let mut tries = 0;
+    while let Err(e) = msync(m.ptr, m.len) {
+        assert!(matches!(e, Error::Timeout(_)) && tries < 20, "{e}");
+        tries += 1;
+    }
+    store(0, 9);
+    assert!(rollback(m.ptr, m.len).unwrap());
+    // SAFETY: as above.
+    assert_eq!(unsafe { m.ptr.read_volatile() }, 1);
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+    for node in ["a", "b"] {
+        let bytes = place.bytes(node, "f");
+        assert_eq!(
+            [0, 1, 500_000, 600_000].map(|i| bytes[i]),
+            [1, 2, 3, 4],
+            "{node}"
+        );
     }
 }
 

@@ -34,6 +34,7 @@ const CREATE: MapFlags = MapFlags {
     offset: 0,
     fixed_at: 0,
     shared: false,
+    untracked: false,
 };
 const READ: MapFlags = MapFlags {
     create: false,

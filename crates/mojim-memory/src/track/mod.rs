@@ -1,8 +1,9 @@
 //! Finds the pages of a mapping of a working copy that were stored to.
 //!
-//! There are three kinds: userfaultfd write-protect in async mode with the `PAGEMAP_SCAN` ioctl
+//! There are four kinds: userfaultfd write-protect in async mode with the `PAGEMAP_SCAN` ioctl
 //! (`uffd.rs`, Linux 6.7+); `mprotect` with a SIGSEGV handler where the kernel lacks that
-//! (`mprotect.rs`); and, if asked for, both, one above the other (`two_level.rs`). This file owns
+//! (`mprotect.rs`); and, if asked for, both, one above the other (`two_level.rs`);
+//! and none at all (`untracked.rs`). This file owns
 //! the choice between them; their interface is `tracker.rs`.
 //!
 //! Invariants, for all kinds:
@@ -23,6 +24,7 @@ mod remote;
 mod tracker;
 mod two_level;
 mod uffd;
+mod untracked;
 
 use std::io;
 use std::sync::Arc;
@@ -47,6 +49,8 @@ pub enum Kind {
     /// Both, in large regions, where the kernel can: exact, and a collect does not cost more in a
     /// larger region. Small regions, and kernels that cannot, get [`Kind::Auto`].
     TwoLevel,
+    /// None: every page of which a private mapping has a copy counts as written, always.
+    Untracked,
 }
 
 /// Starts tracking stores to `base..base + len`. Nothing counts as written at first.
@@ -86,6 +90,9 @@ pub unsafe fn attach(
                 two_level::attach(addr, len).or_else(|_| mprotect::attach(addr, len))
             }
             Kind::Auto | Kind::TwoLevel => mprotect::attach(addr, len),
+            // A shared mapping has no copies of its own.
+            Kind::Untracked if !private => Err(rustix::io::Errno::INVAL.into()),
+            Kind::Untracked => untracked::attach(addr, len),
         }
     }
 }

@@ -48,7 +48,7 @@ pub trait Tracker: Send + Sync {
     /// had collected them failed. What lies beyond the mapping is ignored.
     fn mark(&self, start: usize, end: usize);
 
-    /// `"uffd"`, `"mprotect"` or `"two-level"`; of another process's mapping `"remote"` or
+    /// `"uffd"`, `"mprotect"`, `"two-level"` or `"untracked"`; of another process's mapping `"remote"` or
     /// `"unwatched"`.
     fn kind(&self) -> &'static str;
 

@@ -315,51 +315,9 @@ impl Uffd {
     pub(super) fn look(
         &self,
         range: &Range<usize>,
-        mut each: impl FnMut(Range<usize>, Found),
+        each: impl FnMut(Range<usize>, Found),
     ) -> io::Result<()> {
-        let stop = (self.base + range.end) as u64;
-        let mut at = (self.base + range.start) as u64;
-        let mut regions = [const { MaybeUninit::<PageRegion>::uninit() }; 32];
-        while at < stop {
-            let mut arg = PmScanArg {
-                size: size_of::<PmScanArg>() as u64,
-                flags: PM_SCAN_CHECK_WPASYNC,
-                start: at,
-                end: stop,
-                walk_end: 0,
-                vec: regions.as_mut_ptr() as u64,
-                vec_len: regions.len() as u64,
-                max_pages: 0,
-                // In memory and not the file's, or swapped out.
-                category_inverted: PAGE_IS_FILE,
-                category_mask: PAGE_IS_FILE,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: PAGE_IS_PRESENT | PAGE_IS_WRITTEN,
-            };
-            // SAFETY: as in `scan_into`.
-            let found = unsafe {
-                let pagemap = BorrowedFd::borrow_raw(self.pagemap);
-                call(pagemap, PAGEMAP_SCAN, &mut arg)?
-            };
-            if arg.walk_end <= at || arg.walk_end > stop || found > regions.len() {
-                return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
-            }
-            for region in &regions[..found] {
-                // SAFETY: the kernel filled the first `found` entries.
-                let region = unsafe { region.assume_init_ref() };
-                let found = Found {
-                    copied: region.categories & PAGE_IS_PRESENT != 0,
-                    written: region.categories & PAGE_IS_WRITTEN != 0,
-                };
-                let (start, end) = (region.start as usize, region.end as usize);
-                // Pages that are not there, and only have a marker, are neither.
-                if found.copied || found.written {
-                    each(start - self.base..end - self.base, found);
-                }
-            }
-            at = arg.walk_end;
-        }
-        Ok(())
+        look(self.pagemap, self.base, range, PM_SCAN_CHECK_WPASYNC, each)
     }
 
     /// [`Tracker::collect`] of `wanted`, where only `parts` of it can have been stored to since
@@ -393,6 +351,63 @@ impl Uffd {
         self.marks.report(wanted, rearm, out, from);
         Ok(())
     }
+}
+
+/// [`Uffd::look`], by the page tables of this process. Where no userfaultfd watches, every copy counts
+/// as written, also one that is swapped out.
+///
+/// # Errors
+/// Those of PAGEMAP_SCAN, which kernels before 6.7 lack.
+pub(super) fn look(
+    pagemap: RawFd,
+    base: usize,
+    range: &Range<usize>,
+    flags: u64,
+    mut each: impl FnMut(Range<usize>, Found),
+) -> io::Result<()> {
+    let stop = (base + range.end) as u64;
+    let mut at = (base + range.start) as u64;
+    let mut regions = [const { MaybeUninit::<PageRegion>::uninit() }; 32];
+    while at < stop {
+        let mut arg = PmScanArg {
+            size: size_of::<PmScanArg>() as u64,
+            flags,
+            start: at,
+            end: stop,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: 0,
+            // In memory and not the file's, or swapped out.
+            category_inverted: PAGE_IS_FILE,
+            category_mask: PAGE_IS_FILE,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT | PAGE_IS_WRITTEN,
+        };
+        // SAFETY: as in `scan_into`.
+        let found = unsafe {
+            let pagemap = BorrowedFd::borrow_raw(pagemap);
+            call(pagemap, PAGEMAP_SCAN, &mut arg)?
+        };
+        if arg.walk_end <= at || arg.walk_end > stop || found > regions.len() {
+            return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
+        }
+        for region in &regions[..found] {
+            // SAFETY: the kernel filled the first `found` entries.
+            let region = unsafe { region.assume_init_ref() };
+            let found = Found {
+                copied: region.categories & PAGE_IS_PRESENT != 0,
+                written: region.categories & PAGE_IS_WRITTEN != 0,
+            };
+            let (start, end) = (region.start as usize, region.end as usize);
+            // Pages that are not there, and only have a marker, are neither.
+            if found.copied || found.written {
+                each(start - base..end - base, found);
+            }
+        }
+        at = arg.walk_end;
+    }
+    Ok(())
 }
 
 /// How pages are scanned.

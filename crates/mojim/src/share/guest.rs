@@ -238,6 +238,11 @@ impl Attached {
 
     /// Asks for a file's shared working copy, to map `len` bytes of it.
     fn pass(&self, file: &str, len: usize, flags: MapFlags) -> Result<Passed> {
+        if flags.untracked {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: the working copy is shared with another process, which has its stores tracked"
+            )));
+        }
         let answer = self.ask(&Request::Map {
             file: file.to_owned(),
             offset: flags.offset,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 
 use crate::reader;
 use crate::share::guest;
-use mojim_config::Working;
+use mojim_config::{Rounding, Working};
 use mojim_env::{Error, Result};
 use mojim_memory::committed::Committed;
 use mojim_memory::fork::{check_fork, is_forked};
@@ -78,6 +78,27 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
     close(&m)
 }
 
+/// Makes copies of the pages of a region that hold any of `[addr, addr + len)`, so that the first
+/// stores to them cost no page fault. Only in a region that was mapped with
+/// [`untracked`](MapFlags::untracked), where no pages are tracked after all; in any other region
+/// it does nothing, since these pages would count as written. Nor where the kernel lacks it
+/// (Linux 5.14). Their contents do not change. They take memory.
+///
+/// # Errors
+/// `NotFound` if the address is in no region, `Invalid` if the range reaches beyond it; `Io` if
+/// memory is short: then some of the pages may have copies.
+pub fn populate(addr: *const u8, len: usize) -> Result<()> {
+    if guest::is_window(addr as usize) || reader::is_region(addr as usize) {
+        return Ok(());
+    }
+    check_fork()?;
+    let m = locate(addr as usize, len)?;
+    let _user = m.region.enter()?;
+    let valid = m.region.valid.load(SeqCst);
+    let part = m.part(addr as usize, len);
+    m.region.copy.populate(part.start..part.end.min(valid))
+}
+
 /// Whether `addr` lies in a region.
 pub fn is_region(addr: usize) -> bool {
     window_at(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
@@ -136,6 +157,9 @@ impl Volume {
             Working::Auto => flags.shared && inner.memory.is_none(),
             kind => kind == Working::Shared,
         };
+        if flags.untracked {
+            inner.check_untracked(file, flags, shared)?;
+        }
         let (id, size, len) = inner.to_map(&mut names, file, len, flags, shared)?;
         let end = flags.offset + len as u64;
         let page = rustix::param::page_size() as u64;
@@ -153,6 +177,23 @@ impl Volume {
 }
 
 impl Inner {
+    /// Fails where a region needs its stores tracked.
+    fn check_untracked(&self, file: &str, flags: MapFlags, shared: bool) -> Result<()> {
+        let why = match () {
+            () if shared || flags.shared => "its working copy is shared with other mappings",
+            () if self.volume.rounding == Rounding::Page => {
+                "msync_rounding = \"page\" commits whole pages"
+            }
+            () if !flags.atomic && !flags.read_only => {
+                "without MAP_ATOMIC its unmap commits what was stored to it"
+            }
+            () => return Ok(()),
+        };
+        Err(Error::Invalid(format!(
+            "mapping {file}: a region whose stores are not tracked commits exact ranges of a private working copy, and {why}"
+        )))
+    }
+
     /// Finds the file to map: its number and size, and the mapping's length.
     fn to_map(
         &self,
@@ -281,6 +322,7 @@ impl Inner {
             fixed: flags.fixed_at != 0,
             write: !flags.read_only,
             offset: flags.offset,
+            untracked: flags.untracked,
         };
         let tracker = self.volume.tracker;
         let (region, number, base, at) = match known {
