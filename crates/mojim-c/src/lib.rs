@@ -12,6 +12,8 @@
 //! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
 //!   and only when they succeed.
 
+mod persistent;
+
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
@@ -388,7 +390,13 @@ pub unsafe extern "C-unwind" fn mojim_detach(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         end(m, |m| match m {
-            Mojim::Primary(v) => either!(Writer::of(v), v => v.detach()),
+            Mojim::Primary(v) => match Writer::of(v) {
+                Writer::Own(v) => {
+                    let kept = mojim_persistent::variables::before_detach(v);
+                    v.detach().inspect(|()| kept.after_detach())
+                }
+                Writer::Shared(v) => v.detach(),
+            },
             Mojim::Guest(g) => g.detach(),
             Mojim::Reader(r) => r.detach(),
         })

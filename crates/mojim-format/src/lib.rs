@@ -15,6 +15,7 @@ pub mod certificate;
 pub mod frame;
 pub mod message;
 pub mod pad;
+pub mod persistent;
 pub mod record;
 pub mod shown;
 pub mod superblock;
