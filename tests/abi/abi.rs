@@ -9,37 +9,71 @@ use std::process::Command;
 
 use support::*;
 
-fn header() -> String {
-    std::fs::read_to_string(source().join("include/mojim.h")).unwrap()
+/// The C headers of the library.
+fn headers() -> Vec<String> {
+    let all = std::fs::read_dir(source().join("include")).unwrap();
+    let paths = all.map(|f| f.unwrap().path());
+    let mut paths: Vec<_> = paths
+        .filter(|p| p.extension().is_some_and(|e| e == "h"))
+        .collect();
+    paths.sort();
+    // Until the heap is there.
+    paths.retain(|p| !p.ends_with("mojim_heap.h"));
+    assert!(paths.len() > 2, "{paths:?}");
+    let read = |p: &std::path::PathBuf| std::fs::read_to_string(p).unwrap();
+    paths.iter().map(read).collect()
 }
 
-/// The header without comments.
-fn code() -> String {
-    let text = header();
-    let mut out = String::new();
+/// A header without comments, lines for the preprocessor, attributes and the bodies of functions.
+fn code(header: &str) -> String {
+    let mut text = header.replace("\\\n", " ");
+    for of_cplusplus in ["extern \"C\" {", "}"] {
+        text = text.replace(&format!("#ifdef __cplusplus\n{of_cplusplus}\n#endif"), "");
+    }
+    let mut plain = String::new();
     let mut rest = text.as_str();
     while let Some((before, after)) = rest.split_once("/*") {
-        out.push_str(before);
+        plain.push_str(before);
         rest = after.split_once("*/").expect("a comment ends").1;
+    }
+    plain.push_str(rest);
+    let lines = plain.lines().filter(|l| !l.starts_with('#'));
+    let plain = lines.collect::<Vec<_>>().join("\n");
+    let plain = without(&plain, "__attribute__", ('(', ')'), "");
+    without(&plain, "", ('{', '}'), ";")
+}
+
+/// The text with each group of brackets behind `front` replaced.
+fn without(text: &str, front: &str, (open, close): (char, char), by: &str) -> String {
+    let begin = format!("{front}{open}");
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(&begin) {
+        out.push_str(&rest[..at]);
+        out.push_str(by);
+        let from = at + front.len();
+        let mut depth = 0;
+        let end = rest[from..].char_indices().find(|(_, c)| {
+            depth += i32::from(*c == open) - i32::from(*c == close);
+            depth == 0
+        });
+        rest = &rest[from + end.expect("brackets close").0 + 1..];
     }
     out + rest
 }
 
-/// Names that are followed by `(` in a declaration.
+/// Names of the functions that the headers declare and do not define.
 fn declared() -> BTreeSet<String> {
-    let code: String = code()
-        .lines()
-        .filter(|l| !l.starts_with('#'))
-        .collect::<Vec<_>>()
-        .join("\n");
-    code.match_indices('(')
-        .filter_map(|(i, _)| {
-            let name = code[..i].trim_end();
-            let start = name
-                .rfind(|c: char| !(c.is_alphanumeric() || c == '_'))
-                .map_or(0, |p| p + 1);
-            let name = &name[start..];
-            (!name.is_empty()).then(|| name.to_owned())
+    let code: Vec<_> = headers().iter().map(|h| code(h)).collect();
+    let code = code.join("\n");
+    let statements = code.split(';').map(str::trim);
+    statements
+        .filter(|s| !s.starts_with("static") && !s.starts_with("typedef"))
+        .filter_map(|s| s.split_once('('))
+        .map(|(front, _)| {
+            let front = front.trim_end();
+            let start = front.rfind(|c: char| !(c.is_alphanumeric() || c == '_'));
+            front[start.map_or(0, |p| p + 1)..].to_owned()
         })
         .collect()
 }
@@ -100,7 +134,7 @@ fn the_header_is_clean_c_and_c_plus_plus() {
         ] {
             let file = v.root.join(format!("h.{extension}"));
             let text = format!(
-                "{before}#include <mojim.h>\n#include <mojim.h>\nint main(void) {{ {after} }}\n"
+                "{before}#include <mojim.h>\n#include <mojim.h>\n#include <mojim_persistent.h>\nint main(void) {{ {after} }}\n"
             );
             std::fs::write(&file, text).unwrap();
             succeed(
@@ -278,7 +312,7 @@ fn a_call_that_gets_no_memory_fails_and_ends_nothing() {
 /// A thread with a small stack died of SIGSEGV in a call. The header says what a call needs.
 #[test]
 fn a_call_needs_no_more_stack_than_the_header_says() {
-    let text = header();
+    let text = std::fs::read_to_string(source().join("include/mojim.h")).unwrap();
     let (before, _) = text
         .split_once(" KiB of stack")
         .expect("the header says it");
