@@ -1,0 +1,109 @@
+"""libmojim.so, opened, and its errors.
+
+Owns the declarations of the C functions that are used here (include/mojim.h is their manual)
+and the mapping from errno to the exceptions.
+"""
+
+import errno
+import os
+from typing import Any
+
+from cffi import FFI
+
+ffi = FFI()
+ffi.cdef(
+    """
+    typedef struct mojim mojim_t;
+    mojim_t *mojim_attach(const char *, const char *, const char *);
+    mojim_t *mojim_attach_reader(const char *, const char *, const char *);
+    mojim_t *mojim_join(const char *, const char *, const char *);
+    int mojim_usable(mojim_t *);
+    int mojim_detach(mojim_t *);
+    int mojim_finish(mojim_t *);
+    void *mojim_map(mojim_t *, const char *, size_t, int);
+    int mojim_unmap(void *, size_t);
+    int mojim_msync(void *, size_t, int);
+    struct msync_input { void *address; int length; };
+    int gmsync(struct msync_input *, int, int);
+    uint64_t mojim_last_lsn(void);
+    int mojim_wait(mojim_t *, uint64_t);
+    int64_t mojim_shown(mojim_t *);
+    int mojim_remove(mojim_t *, const char *);
+    int mojim_rename(mojim_t *, const char *, const char *);
+    int mojim_truncate(mojim_t *, const char *, int64_t);
+    int64_t mojim_size(mojim_t *, const char *);
+    int mojim_directory(const char *, const char *, const char *, char *, size_t);
+    const char *mojim_last_error(void);
+    const char *mojim_version(void);
+    """
+)
+
+CREATE, RDONLY, SHARED, ATOMIC = 0x00800000, 0x00400000, 0x00200000, 0x02000000
+MS_ASYNC, MS_INVALIDATE, MS_SYNC = 1, 2, 4
+
+
+def _open() -> Any:
+    path = os.environ.get("MOJIM_LIBRARY")
+    if path is None:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libmojim.so")
+    try:
+        # Never unloaded: its threads run, and what is attached is finished at the very end of
+        # the process, behind every handler that Python runs then.
+        return ffi.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
+    except OSError as e:
+        raise ImportError(f"libmojim.so cannot be loaded: {e}", path=path) from None
+
+
+lib: Any = _open()
+__version__: str = ffi.string(lib.mojim_version()).decode()
+
+
+class Error(OSError):
+    """A call of Mojim failed: ``errno`` is the number of include/mojim.h, ``strerror`` the
+    library's text, which says what failed, where, and what to do."""
+
+
+class Busy(Error):
+    """Another process is attached (EBUSY), or the file is mapped in a way that excludes this."""
+
+
+class NotFound(Error, FileNotFoundError):
+    """There is no such file, node or volume (ENOENT)."""
+
+
+class Stale(Error):
+    """Another node is the primary now (ESTALE): nothing can be committed here any more."""
+
+
+class TimedOut(Error, TimeoutError):
+    """No acknowledgement in time (ETIMEDOUT). The commit is in doubt: it is there whole, or not
+    at all. Its bytes stay in memory and count as changed; commit again."""
+
+
+_KINDS = {
+    errno.EBUSY: Busy,
+    errno.ENOENT: NotFound,
+    errno.ESTALE: Stale,
+    errno.ETIMEDOUT: TimedOut,
+}
+
+
+def error(number: int, text: str) -> Error:
+    """The exception of an errno."""
+    return _KINDS.get(number, Error)(number, text)
+
+
+def last_error() -> Error:
+    """The exception of the call that failed just now in this thread."""
+    number = ffi.errno
+    return error(number, ffi.string(lib.mojim_last_error()).decode(errors="replace"))
+
+
+def once(results: list[Any], function: Any, *arguments: Any) -> Any:
+    """Calls ``function``, puts its result into ``results``, and returns it.
+
+    Python raises KeyboardInterrupt between a call and the storing of its result. Here both
+    are one step of C: where this raises, ``results`` tells whether the call was made.
+    """
+    results.extend(map(function, *((a,) for a in arguments)))
+    return results[-1]

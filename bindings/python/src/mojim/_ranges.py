@@ -1,0 +1,88 @@
+"""Ranges of memory, and their sync points.
+
+A range is an address (a cffi pointer, or what keeps an exported buffer alive) and a length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._library import MS_ASYNC, MS_SYNC, ffi, last_error, lib, once
+
+#: The largest range of one entry of gmsync, whose length is an int.
+PIECE = 1 << 30
+
+_msync = lib.mojim_msync
+_from_buffer = ffi.from_buffer
+
+
+def span(array: Any) -> tuple[Any, int]:
+    """Where the bytes of an array lie: from the first to the last, and all between."""
+    try:
+        data = _from_buffer(array)
+        return data, len(data)
+    except (BufferError, ValueError):
+        interface = getattr(array, "__array_interface__", None)
+        if interface is None:
+            raise
+    low = high = int(interface["data"][0])
+    if array.size == 0:
+        return ffi.cast("char *", low), 0
+    for n, stride in zip(array.shape, array.strides):
+        low += min(0, (n - 1) * stride)
+        high += max(0, (n - 1) * stride)
+    return ffi.cast("char *", low), high + array.itemsize - low
+
+
+def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
+    """A range in pieces that gmsync takes."""
+    if length <= PIECE:
+        return [(address, length)] if length else []
+    base = ffi.cast("char *", address)
+    starts = range(0, length, PIECE)
+    return [(base + start, min(PIECE, length - start)) for start in starts]
+
+
+def commit(ranges: list[tuple[Any, int]], results: list[Any]) -> None:
+    """Commits ranges together. Puts 0 into ``results`` in the same step."""
+    if len(ranges) == 1 and ranges[0][1]:
+        done = once(results, _msync, ranges[0][0], ranges[0][1], MS_SYNC)
+    else:
+        parts = [p for r in ranges for p in pieces(*r)]
+        if parts:
+            inputs = ffi.new("struct msync_input[]", parts)
+            done = once(results, lib.gmsync, inputs, len(parts), MS_SYNC)
+        else:
+            done = once(results, int, 0)
+    if done != 0:
+        raise last_error()
+
+
+def msync(array: Any, wait: bool = True) -> None:
+    """Commits the bytes of an array, a slice, or a memoryview of a region: atomically, and no
+    other byte. (If the array has gaps, these are committed, too.) With ``wait=False`` it begins
+    to commit only: :func:`last_lsn` has its number, for :meth:`Volume.wait`.
+
+    >>> accounts = volume.array("accounts", "i8", 4)
+    >>> accounts[1:3] = 7
+    >>> mojim.msync(accounts[1:3])
+
+    An interrupt (Ctrl-C) takes effect after the commit. :class:`Error` where the memory is in no
+    region."""
+    try:
+        data = _from_buffer(array)
+        length = len(data)
+    except (BufferError, ValueError):
+        data, length = span(array)
+    if length and _msync(data, length, MS_SYNC if wait else MS_ASYNC) != 0:
+        raise last_error()
+
+
+def gmsync(*arrays: Any) -> None:
+    """Commits several arrays, slices or memoryviews of one volume, atomically together."""
+    commit([span(a) for a in arrays], [])
+
+
+def last_lsn() -> int:
+    """The number of this thread's last successful sync point; numbers grow within a volume."""
+    return int(lib.mojim_last_lsn())

@@ -1,0 +1,517 @@
+"""Volumes and their regions.
+
+Invariants: a volume has at most one region of a file. A region is unmapped only while nobody
+holds its memory: every array and memoryview over it keeps one buffer object alive, which the
+region sees by a weak reference. ``Volume._state`` is held while such an object is made and
+while a region is looked at and unmapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import math
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ._atomic import Atomic, Block
+from ._library import ATOMIC, CREATE, MS_ASYNC, MS_INVALIDATE, MS_SYNC, RDONLY, SHARED
+from ._library import Error, NotFound, error, ffi, last_error, lib, once
+from ._ranges import commit, pieces
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import DTypeLike
+
+
+MAP_FAILED = ffi.cast("void *", -1)
+
+
+def _plain(dtype: DTypeLike) -> numpy.dtype[Any]:
+    """A type whose values mean something in another process."""
+    import numpy
+
+    kind: numpy.dtype[Any] = numpy.dtype(dtype)
+    if kind.hasobject:
+        raise TypeError("Python objects cannot be kept: a dtype of plain data is needed")
+    return kind
+
+
+class Region:
+    """A file of a volume in memory: all of it, from its start. Made by :meth:`Volume.map`.
+
+    ``region[2:4]`` loads and stores bytes; :meth:`view` and :meth:`array` give the memory
+    itself. Nothing that is stored is kept until a sync point commits it. Any thread may use it.
+    """
+
+    def __init__(self, volume: Volume, name: str, address: Any, size: int, read_only: bool):
+        self.volume = volume
+        self.name = name
+        self.size = size
+        self.read_only = read_only
+        self._base: Any = ffi.cast("char *", address)
+        self._buffer: Any = None
+
+    def __repr__(self) -> str:
+        state = "" if self._base is not None else ", unmapped"
+        return f"<mojim.Region {self.name!r}, {self.size} bytes{state}>"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a mojim.Region belongs to its process: send its name, or a copy of it")
+
+    def _alive(self) -> Any:
+        base = self._base
+        if base is None or self.volume._handle is None:
+            raise ValueError(f"the region {self.name!r} is unmapped")
+        return base
+
+    def _export(self) -> memoryview:
+        with self.volume._state:
+            base = self._alive()
+            buffer = self._buffer and self._buffer()
+            if buffer is None:
+                buffer = ffi.buffer(base, self.size)
+                self._buffer = weakref.ref(buffer)
+            view = memoryview(buffer)
+        return view.toreadonly() if self.read_only else view
+
+    def _is_held(self) -> bool:
+        return self._buffer is not None and self._buffer() is not None
+
+    def view(self) -> memoryview:
+        """The memory, as bytes, without a copy."""
+        return self._export()
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return self._export()
+
+    def __getitem__(self, key: int | slice) -> int | bytes:
+        with self._export() as view:
+            return bytes(view[key]) if isinstance(key, slice) else view[key]
+
+    def __setitem__(self, key: int | slice, value: Any) -> None:
+        with self._export() as view:
+            view[key] = value
+
+    def array(
+        self,
+        dtype: DTypeLike = "B",
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+        order: Any = "C",
+    ) -> numpy.ndarray[Any, numpy.dtype[Any]]:
+        """A NumPy array over the memory, without a copy, from byte ``offset`` on; without a
+        ``shape`` as long as the region allows. While it, or a view of it, is alive, the
+        region stays mapped."""
+        import numpy
+
+        kind = _plain(dtype)
+        if shape is None:
+            shape = (self.size - offset) // kind.itemsize
+        return numpy.ndarray(shape, kind, self._export(), offset, order=order)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        whole = self.array()
+        if copy or (dtype is not None and dtype != whole.dtype):
+            if copy is False:
+                raise ValueError("another dtype needs a copy: use region.array(dtype)")
+            return whole.astype(whole.dtype if dtype is None else dtype)
+        return whole
+
+    def _range(self, start: int, stop: int | None) -> tuple[Any, int]:
+        if stop is None:
+            stop = self.size
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError(f"bytes {start} to {stop} of {self.size}")
+        return self._alive() + start, stop - start
+
+    def sync(self, start: int = 0, stop: int | None = None, wait: bool = True) -> None:
+        """Commits the bytes ``start`` to ``stop`` (default: all), atomically, and no byte
+        beyond them. Up to 16 KiB are sent as they are, of more what was changed. With
+        ``wait=False`` it begins to commit only (MS_ASYNC): :func:`mojim.last_lsn` has its
+        number for :meth:`Volume.wait`."""
+        address, length = self._range(start, stop)
+        if lib.mojim_msync(address, length, MS_SYNC if wait else MS_ASYNC) != 0:
+            raise last_error()
+
+    def rollback(self, start: int = 0, stop: int | None = None) -> None:
+        """Puts the bytes back to what was committed last. May take hundreds of milliseconds
+        right after sync points."""
+        address, length = self._range(start, stop)
+        if length and lib.mojim_msync(address, length, MS_INVALIDATE) != 0:
+            raise last_error()
+
+    def unmap(self) -> None:
+        """Ends the region; what was not committed is thrown away. ``BufferError`` while there
+        are arrays or views of it."""
+        self.volume._unmap(self)
+
+
+class Volume:
+    """An attached volume. Made by :func:`mojim.attach`; any thread may use it.
+
+    As a context manager it is detached at the end of the outermost ``with``. Arrays that are
+    still alive then can be read on (they are copies of their own from then on, and nothing
+    that is stored to them is kept).
+    """
+
+    def __init__(self, handle: Any, directory: str, reader: bool):
+        self._handle = handle
+        self._reader = reader
+        #: The directory of the volume's files. Never change them by other means.
+        self.directory = directory
+        self._state = threading.RLock()
+        self._regions: dict[str, Region] = {}
+        self._entered = 0
+        # Of atomic blocks: one thread at a time, and its innermost block.
+        self._lock = threading.Lock()
+        self._block: Block | None = None
+
+    def __repr__(self) -> str:
+        state = "" if self._handle is not None else ", detached"
+        return f"<mojim.Volume {self.directory!r}{state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a mojim.Volume belongs to its process and cannot be pickled")
+
+    @property
+    def attached(self) -> bool:
+        """Whether it is attached (and was by this process, if that was forked)."""
+        handle = self._handle
+        return handle is not None and lib.mojim_usable(handle) == 1
+
+    def _alive(self) -> Any:
+        handle = self._handle
+        if handle is None:
+            raise error(errno.EBADF, f"the volume in {self.directory} is detached")
+        return handle
+
+    # ---- regions ----------------------------------------------------------
+
+    def map(
+        self, file: str, size: int | None = None, create: bool = True, shared: bool = False
+    ) -> Region:
+        """The region of a file: all of it. The same one again while it is mapped.
+
+        ``size``: bytes; a file that is shorter becomes so long, with zeros. Without it the
+        file has to be there. ``create=False``: :class:`NotFound` where it is not there.
+        ``shared``: a working copy that other processes of this node can map, too
+        (:func:`mojim.join`)."""
+        with self._state:
+            handle = self._alive()
+            region = self._regions.get(file)
+            if region is not None and region._base is not None:
+                if size is not None and size > region.size:
+                    text = f"{file!r} is mapped with {region.size} bytes: unmap it before it grows"
+                    raise error(errno.EBUSY, text)
+                return region
+            name = os.fsencode(file)
+            length = lib.mojim_size(handle, name)
+            if length < 0:
+                missing = last_error()
+                if size is None or not create or not isinstance(missing, NotFound):
+                    raise missing
+            length = max(length, size or 0)
+            if length == 0:
+                raise error(errno.EINVAL, f"{file!r} is empty: say a size in bytes")
+            flags = RDONLY if self._reader else ATOMIC
+            flags |= CREATE if create and not self._reader else 0
+            flags |= SHARED if shared else 0
+            made: list[Any] = []
+            try:
+                address = once(made, lib.mojim_map, handle, name, length, flags)
+                if address == MAP_FAILED:
+                    raise last_error()
+                region = Region(self, file, address, length, self._reader)
+                self._regions[file] = region
+                return region
+            except KeyboardInterrupt:
+                # It came while the call ran. Nobody would know the region.
+                if made and made[0] != MAP_FAILED and file not in self._regions:
+                    lib.mojim_unmap(made[0], length)
+                raise
+
+    def array(
+        self,
+        file: str,
+        dtype: DTypeLike = "B",
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+        order: Any = "C",
+        create: bool = True,
+    ) -> numpy.ndarray[Any, numpy.dtype[Any]]:
+        """A file as a NumPy array, without a copy: :meth:`map`, then :meth:`Region.array`.
+        With a ``shape`` the file is made, or grows, as needed; what is new is zero."""
+        kind = _plain(dtype)
+        size = None
+        if shape is not None:
+            dimensions = shape if isinstance(shape, tuple) else (shape,)
+            size = offset + kind.itemsize * math.prod(map(int, dimensions))
+        return self.map(file, size, create).array(kind, shape, offset, order)
+
+    def _unmap(self, region: Region) -> None:
+        with self._state:
+            if region._base is None:
+                return
+            self._require_unheld([region])
+            if self._block is not None:
+                raise error(errno.EBUSY, "an atomic block is open")
+            base = region._base
+            done: list[Any] = []
+            try:
+                region._base = None
+                if once(done, lib.mojim_unmap, base, region.size) != 0:
+                    raise last_error()
+            finally:
+                if done != [0]:
+                    region._base = base
+                else:
+                    self._regions.pop(region.name, None)
+
+    def _require_unheld(self, regions: list[Region]) -> None:
+        if any(r._is_held() for r in regions):
+            # What is unreachable, but in a cycle, holds nothing.
+            gc.collect()
+            held = [r.name for r in regions if r._is_held()]
+            if held:
+                raise BufferError(f"there are arrays or views of {', '.join(held)}")
+
+    # ---- sync points ------------------------------------------------------
+
+    def _ranges(self) -> list[tuple[Any, int]]:
+        with self._state:
+            regions = [(r._base, r.size) for r in self._regions.values() if not r.read_only]
+        return [p for r in regions for p in pieces(*r)]
+
+    def atomic(self, *arrays: Any) -> Atomic:
+        """A block whose stores are committed together at its end, and undone by an exception.
+
+        >>> accounts = volume.array("accounts", "i8", 4)
+        >>> with volume.atomic():
+        ...     accounts[0] -= 10
+        ...     accounts[1] += 10
+
+        Without arguments it commits what was changed in all regions of the volume, and an
+        exception brings all regions back to what was committed last, also what was stored
+        before the block (the rollback may take hundreds of milliseconds).
+
+        With arrays (or slices of arrays, or memoryviews) it commits exactly these bytes; they
+        are copied at the beginning, and an exception puts the copy back, which is quick for
+        small ones. Stores to others are neither committed nor undone.
+
+        Blocks may be nested: the outermost commits all. An exception that leaves an inner block
+        undoes what was stored in it, if it was given arrays; otherwise the whole can only be
+        rolled back, and the outermost block does that and raises :class:`Error`. One thread at
+        a time is in blocks of a volume, others wait; threads that store without a block are
+        not kept out. Do not suspend a generator or a coroutine in a block.
+
+        If the commit fails with :class:`TimedOut`, it is in doubt, and the memory stays as it
+        is: call :meth:`sync`. After any other error the stores are undone.
+        """
+        return Atomic(self, arrays)
+
+    def sync(self) -> None:
+        """Commits what was changed in all regions, atomically together."""
+        self._alive()
+        commit(self._ranges(), [])
+
+    def rollback(self) -> None:
+        """Brings all regions back to what was committed last."""
+        self._alive()
+        for address, length in self._ranges():
+            if lib.mojim_msync(address, length, MS_INVALIDATE) != 0:
+                raise last_error()
+
+    def wait(self, lsn: int) -> None:
+        """Waits until everything up to this number is acknowledged as the mode says; for a
+        reader, until it is shown (30 seconds at most)."""
+        if lib.mojim_wait(self._alive(), lsn) != 0:
+            raise last_error()
+
+    def shown(self) -> int:
+        """For a reader: the number of what its regions show."""
+        lsn = lib.mojim_shown(self._alive())
+        if lsn < 0:
+            raise last_error()
+        return int(lsn)
+
+    # ---- files --------------------------------------------------------------
+
+    def size(self, file: str) -> int:
+        """A file's size in bytes."""
+        size = lib.mojim_size(self._alive(), os.fsencode(file))
+        if size < 0:
+            raise last_error()
+        return int(size)
+
+    def __contains__(self, file: str) -> bool:
+        try:
+            self.size(file)
+        except NotFound:
+            return False
+        return True
+
+    def remove(self, file: str) -> None:
+        """Removes a file; :class:`Busy` while it is mapped. Committed at once."""
+        if lib.mojim_remove(self._alive(), os.fsencode(file)) != 0:
+            raise last_error()
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives a file another name, in place of a file of that name. Committed at once."""
+        with self._state:
+            if lib.mojim_rename(self._alive(), os.fsencode(old), os.fsencode(new)) != 0:
+                raise last_error()
+            region = self._regions.pop(old, None)
+            if region is not None:
+                region.name = new
+                self._regions[new] = region
+
+    # ---- the end --------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Ends the attachment; what was not committed is thrown away. ``BufferError`` while
+        there are arrays or views of its regions. Of a volume that is detached: nothing."""
+        with self._state:
+            if self._handle is not None:
+                if self.attached:
+                    self._require_unheld(list(self._regions.values()))
+                self._end(lib.mojim_detach)
+
+    def _end(self, how: Any) -> None:
+        with self._state:
+            if self._block is not None and self._block.thread == threading.get_ident():
+                raise error(errno.EBUSY, "an atomic block is open")
+            handle = self._handle
+            done: list[Any] = []
+            try:
+                # Nobody uses the handle while it goes, or if this is interrupted behind it.
+                self._handle = None
+                # A child made by fork has nothing to end.
+                how = how if lib.mojim_usable(handle) == 1 else int
+                if once(done, how, handle if how is not int else 0) != 0:
+                    raise last_error()
+            finally:
+                if done != [0]:
+                    self._handle = handle
+                else:
+                    _forget(self)
+                    for region in self._regions.values():
+                        region._base = None
+                    self._regions.clear()
+
+    def __enter__(self) -> Volume:
+        self._alive()
+        self._entered += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._state:
+            self._entered -= 1
+            if self._entered > 0 or self._handle is None:
+                return
+            try:
+                self.detach()
+            except BufferError:
+                # The memory stays for those who hold it.
+                self._end(lib.mojim_finish)
+
+
+# ---- which volumes this process has attached -------------------------------------
+
+_attaching = threading.RLock()
+_volumes: dict[str, Volume] = {}
+
+
+def _forget(volume: Volume) -> None:
+    for directory, v in list(_volumes.items()):
+        if v is volume:
+            _volumes.pop(directory, None)
+
+
+def _in_child() -> None:
+    global _attaching
+    _attaching = threading.RLock()
+    for volume in _volumes.values():
+        volume._state = threading.RLock()
+        volume._lock = threading.Lock()
+        volume._block = None
+    _volumes.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _attach(function: Any, config: Any, node: str, volume: str | None, reader: bool) -> Volume:
+    given = (os.fsencode(config), node.encode(), ffi.NULL if volume is None else volume.encode())
+    path = ffi.new("char[]", 4096)
+    if lib.mojim_directory(*given, path, 4096) < 0:
+        raise last_error()
+    directory = os.fsdecode(ffi.string(path))
+    with _attaching:
+        there = _volumes.get(directory)
+        if there is not None and there._handle is not None:
+            return there
+        made: list[Any] = []
+        try:
+            handle = once(made, function, *given)
+            if handle == ffi.NULL:
+                raise last_error()
+            there = Volume(handle, directory, reader)
+            _volumes[directory] = there
+            return there
+        except KeyboardInterrupt:
+            # It came while the call ran. Nobody would know the handle.
+            if made and made[0] != ffi.NULL and directory not in _volumes:
+                lib.mojim_detach(made[0])
+            raise
+
+
+def attach(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
+    """Attaches this process to a volume, as its primary, on a node of a configuration file.
+
+    ``volume`` may be left out where there is only one. A volume that this process has attached
+    already is returned as it is, so a notebook's cell can run again. Waits for what is needed
+    (the mirror, say); an interrupt takes effect after that.
+
+    >>> volume = mojim.attach(config, "a")
+    >>> n = volume.array("runs", "i8", 1)
+    >>> n[0] += 1
+    >>> mojim.msync(n)
+    >>> int(n[0])
+    1
+
+    :class:`Busy`: another process is attached. :class:`Stale`: another node is the primary.
+    :class:`TimedOut`: the mirror does not answer. :class:`NotFound`: no such node or volume.
+    """
+    return _attach(lib.mojim_attach, config, node, volume, False)
+
+
+def attach_reader(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
+    """Attaches as a reader, on a node that follows the primary (its mirror or a backup): regions
+    are read-only, and follow by themselves, one whole sync point after the other."""
+    return _attach(lib.mojim_attach_reader, config, node, volume, True)
+
+
+def join(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
+    """Attaches, or shares the volume with the process of this node that has it, if that one
+    shares it (``working = "shared"``, or it joined, too)."""
+    return _attach(lib.mojim_join, config, node, volume, False)
+
+
+def the_only() -> Volume:
+    """The volume that is attached, where there is just one."""
+    volumes = [v for v in _volumes.values() if v._handle is not None]
+    if len(volumes) != 1:
+        raise error(errno.EINVAL, f"{len(volumes)} volumes are attached: say which, by volume=")
+    return volumes[0]
