@@ -12,6 +12,7 @@
 //! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
 //!   and only when they succeed.
 
+mod heap;
 mod persistent;
 
 use std::cell::{Cell, RefCell};
@@ -392,13 +393,14 @@ pub unsafe extern "C-unwind" fn mojim_detach(m: *mut Mojim) -> c_int {
         end(m, |m| match m {
             Mojim::Primary(v) => match Writer::of(v) {
                 Writer::Own(v) => {
+                    heap::close_all(&v.directory())?;
                     let kept = mojim_persistent::variables::before_detach(v);
                     v.detach().inspect(|()| kept.after_detach())
                 }
                 Writer::Shared(v) => v.detach(),
             },
             Mojim::Guest(g) => g.detach(),
-            Mojim::Reader(r) => r.detach(),
+            Mojim::Reader(r) => heap::close_all(&r.directory()).and_then(|()| r.detach()),
         })
     }
 }

@@ -13,6 +13,7 @@ pub mod bytes;
 pub mod catalog;
 pub mod certificate;
 pub mod frame;
+pub mod heap;
 pub mod message;
 pub mod pad;
 pub mod persistent;
@@ -97,6 +98,14 @@ pub enum FormatError {
         field: &'static str,
         /// Its value.
         value: u64,
+    },
+    /// Its parts contradict each other.
+    #[error("{what}: {why}")]
+    Wrong {
+        /// The structure.
+        what: &'static str,
+        /// How.
+        why: &'static str,
     },
     /// A text is not UTF-8 or breaks the rules of a name.
     #[error("{what}: field {field} is not a valid name")]

@@ -1,3 +1,27 @@
-//! The persistent heap: blocks of a file of a volume, at a fixed address.
+//! The persistent heap: blocks of a file of a volume, at a fixed address, so that
+//! pointers between them stay valid from run to run.
 //!
-//! Source: FAMS, Section 4.1; Mnemosyne, "Persistent heap".
+//! Source: FAMS, Section 4.1; Mnemosyne, "Persistent heap". On disk lies only what cannot
+//! be computed again: slab tables and one state byte a block. So an allocation or a free
+//! changes one byte, which a transaction commits exactly; threads that commit at the same time
+//! commit their own bytes alone; and a crash leaks nothing, since blocks in the caches of
+//! threads are free on disk.
+//!
+//! Layers, from the ground: `classes`, `table`, `tls`, `addresses`, `space`; `slabs`, `check`;
+//! `cache`; `heap`.
+
+mod addresses;
+mod cache;
+mod check;
+mod classes;
+mod heap;
+mod slabs;
+mod space;
+mod table;
+mod tls;
+
+pub use check::{ClassReport, HeapReport, check};
+pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions};
+pub use mojim_format::heap::{ALLOCATED, FREE};
+#[doc(hidden)]
+pub use space::{Space, Span};

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::share::line::{End, Line, Port};
-use mojim_config::{Config, Node, Volume as VolumeConfig};
+use mojim_config::{Config, Node, Rounding, Volume as VolumeConfig, Working};
 use mojim_env::event::Event;
 use mojim_env::{Env, Error, Result};
 use mojim_linux::Os;
@@ -195,6 +195,22 @@ impl Volume {
     /// The volume's name.
     pub fn name(&self) -> &str {
         &self.0.volume.name
+    }
+
+    /// Fails unless sync points commit exactly the bytes that they are given, of working copies
+    /// that are this process's alone.
+    #[doc(hidden)]
+    pub fn check_exact(&self) -> Result<()> {
+        let v = &self.0.volume;
+        let why = match (v.rounding, v.working) {
+            (Rounding::Page, _) => "msync_rounding = \"page\"",
+            (_, Working::Shared) => "working = \"shared\"",
+            _ => return Ok(()),
+        };
+        Err(Error::Unsupported(format!(
+            "volume {} is configured with {why}: a heap needs exact commits of a memory of its own",
+            v.name
+        )))
     }
 
     /// The directory whose files are this volume's.

@@ -1,0 +1,204 @@
+//! A heap's file, read as bytes: whether it is sound, and what is in it.
+//!
+//! Owns what `mojim heap check` and `mojim heap info` say. It never writes, and trusts nothing
+//! that it reads.
+
+use mojim_format::FormatError;
+use mojim_format::heap::{
+    ALLOCATED, Chunk, FREE, HEAD_LEN, HeapHead, LARGE, MAX_ROOTS, ROOT_LEN, Root, SLAB_ENTRY_LEN,
+    SlabEntry, UNIT, decode_chunks, root_at,
+};
+
+use crate::classes::{CLASSES, blocks_of, size_of, units_of};
+
+/// Most problems that are listed.
+const MOST_LISTED: usize = 100;
+
+/// The blocks of one size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClassReport {
+    /// Bytes of a block; 0 for the blocks that are larger than any class.
+    pub size: usize,
+    /// Slabs.
+    pub slabs: u64,
+    /// Blocks that these have.
+    pub blocks: u64,
+    /// Blocks that are allocated.
+    pub used: u64,
+    /// Bytes that the slabs take.
+    pub bytes: u64,
+    /// Bytes of the blocks that are allocated.
+    pub used_bytes: u64,
+}
+
+/// What is in a heap.
+#[derive(Debug, Clone, Default)]
+pub struct HeapReport {
+    /// Its first address.
+    pub base: u64,
+    /// Bytes of addresses that it may take.
+    pub capacity: u64,
+    /// Bytes of its chunks, with their tables.
+    pub size: u64,
+    /// Its chunks.
+    pub chunks: u64,
+    /// Bytes of its slabs' tables, state bytes and head.
+    pub tables: u64,
+    /// By size of block; those that no slab has are left out.
+    pub classes: Vec<ClassReport>,
+    /// Bytes in no slab.
+    pub free: u64,
+    /// The longest run of them.
+    pub longest_free: u64,
+    /// Its roots.
+    pub roots: Vec<Root>,
+    /// What is wrong, at most 100 lines.
+    pub problems: Vec<String>,
+}
+
+impl HeapReport {
+    /// Blocks that are allocated.
+    pub fn used_blocks(&self) -> u64 {
+        self.classes.iter().map(|c| c.used).sum()
+    }
+
+    /// Bytes of the blocks that are allocated.
+    pub fn used_bytes(&self) -> u64 {
+        self.classes.iter().map(|c| c.used_bytes).sum()
+    }
+
+    fn problem(&mut self, text: String) {
+        if self.problems.len() < MOST_LISTED {
+            self.problems.push(text);
+        }
+    }
+
+    fn slab(&mut self, bytes: &[u8], chunk: &Chunk, unit: usize, e: SlabEntry) {
+        let (size, blocks) = match e.class {
+            LARGE => (e.units as usize * UNIT, 1),
+            c => (size_of(c as usize), blocks_of(c as usize)),
+        };
+        let at = chunk.states_at(unit) as usize;
+        let states = &bytes[at..at + blocks];
+        let used = states.iter().filter(|s| **s == ALLOCATED).count();
+        if let Some(i) = states.iter().position(|s| ![FREE, ALLOCATED].contains(s)) {
+            self.problem(format!(
+                "the block at {:#x} has the state {}, which is none",
+                self.base + chunk.unit_at(unit) + (i * size) as u64,
+                states[i]
+            ));
+        }
+        let shown = if e.class == LARGE { 0 } else { size };
+        let i = match self.classes.iter().position(|c| c.size == shown) {
+            Some(i) => i,
+            None => {
+                self.classes.push(ClassReport {
+                    size: shown,
+                    ..ClassReport::default()
+                });
+                self.classes.len() - 1
+            }
+        };
+        let c = &mut self.classes[i];
+        c.slabs += 1;
+        c.blocks += blocks as u64;
+        c.used += used as u64;
+        c.bytes += u64::from(e.units) * UNIT as u64;
+        c.used_bytes += (used * size) as u64;
+    }
+
+    fn free_run(&mut self, units: usize) {
+        let bytes = (units * UNIT) as u64;
+        self.free += bytes;
+        self.longest_free = self.longest_free.max(bytes);
+    }
+
+    fn chunk(&mut self, bytes: &[u8], chunk: &Chunk) {
+        let (mut unit, mut run) = (0, 0);
+        while unit < chunk.units {
+            let at = chunk.entry_at(unit);
+            let raw = &bytes[at as usize..][..SLAB_ENTRY_LEN];
+            let v = u64::from_le_bytes(raw.try_into().expect("eight bytes"));
+            let entry = SlabEntry::decode(v, at);
+            let known = |e: &SlabEntry| match e.class {
+                LARGE => true,
+                c => (c as usize) < CLASSES && e.units as usize == units_of(c as usize),
+            };
+            match entry {
+                Ok(None) => {
+                    (unit, run) = (unit + 1, run + 1);
+                    continue;
+                }
+                Ok(Some(e)) if known(&e) && e.units as usize <= chunk.units - unit => {
+                    self.slab(bytes, chunk, unit, e);
+                    self.free_run(run);
+                    (unit, run) = (unit + e.units as usize, 0);
+                    continue;
+                }
+                Ok(Some(_)) => self.problem(format!(
+                    "the slab of unit {unit} of the chunk at {:#x} cannot be",
+                    chunk.offset
+                )),
+                Err(e) => self.problem(format!(
+                    "{e} (unit {unit} of the chunk at {:#x})",
+                    chunk.offset
+                )),
+            }
+            unit += 1;
+        }
+        self.free_run(run);
+    }
+
+    fn root(&mut self, bytes: &[u8], i: usize) {
+        match Root::decode(&bytes[root_at(i)..][..ROOT_LEN]) {
+            Ok(None) => {}
+            Err(e) => self.problem(format!("{e} (root {i})")),
+            Ok(Some(r)) => {
+                let offset = r.pointer.wrapping_sub(self.base);
+                if offset >= self.size {
+                    self.problem(format!("root {} points out of the heap", r.name));
+                }
+                self.roots.push(r);
+            }
+        }
+    }
+}
+
+/// Reads a heap's file whole.
+///
+/// # Errors
+/// If it is no heap: its head or the table of its chunks is damaged. Whatever else is wrong is
+/// among the report's problems.
+pub fn check(bytes: &[u8]) -> Result<HeapReport, FormatError> {
+    let head = HeapHead::decode(bytes)?.ok_or(FormatError::Wrong {
+        what: "heap",
+        why: "it begins with zeros: it was not made yet, or is another file",
+    })?;
+    if bytes.len() < HEAD_LEN {
+        return Err(FormatError::Short {
+            what: "heap",
+            have: bytes.len(),
+            need: HEAD_LEN,
+        });
+    }
+    let chunks = decode_chunks(&bytes[..HEAD_LEN], bytes.len() as u64)?;
+    let mut report = HeapReport {
+        base: head.base,
+        capacity: head.capacity,
+        chunks: chunks.len() as u64,
+        size: HEAD_LEN as u64,
+        tables: HEAD_LEN as u64,
+        ..HeapReport::default()
+    };
+    for (offset, len) in chunks {
+        let chunk = Chunk::of(offset, len).expect("it was checked");
+        report.size += len;
+        report.tables += chunk.data - chunk.offset;
+        report.chunk(bytes, &chunk);
+    }
+    for i in 0..MAX_ROOTS {
+        report.root(bytes, i);
+    }
+    report.classes.sort_by_key(|c| (c.size == 0, c.size));
+    Ok(report)
+}

@@ -1,0 +1,1009 @@
+//! The heap: opening, blocks, roots, and its sync points.
+//!
+//! Owns what a program does with a heap (FAMS, Section 4.1).
+//!
+//! Invariants:
+//! - A block that a transaction gets ([`Heap::take`]) is free as of the last commit: else its
+//!   contents could be committed before the free that they rest on, and a crash would show them
+//!   in a block that the program still had.
+//! - A block that was freed outside a transaction is handed out again to calls outside
+//!   transactions only, until a sync that began after the free has succeeded.
+//! - A heap's struct is never freed: threads may still have their caches of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence,
+};
+use std::sync::{Mutex, MutexGuard};
+
+use mojim::{Reader, Volume};
+use mojim_env::{Error, Result};
+use mojim_format::heap::{
+    ALIGNMENT, ALLOCATED, CHUNK_ENTRY_LEN, Chunk, FIXED_LEN, FREE, GRAIN, HEAD_LEN, HeapHead,
+    LARGE, MAX_ROOT_KIND, MAX_ROOT_NAME, MAX_ROOTS, ROOT_LEN, Root, UNIT, chunk_entry_at,
+    decode_chunks, encode_chunk, root_at,
+};
+
+use crate::addresses::{choose, release, reserve};
+use crate::cache::{self, Cache, Keeper};
+use crate::classes::{CLASSES, MOST, class_of, kept, size_of};
+use crate::slabs::{FIRST, Place, Slabs, state, too_large};
+use crate::space::{ReaderSpace, Space, VolumeSpace};
+
+/// Bytes of addresses that a heap reserves where the program does not say.
+pub const DEFAULT_CAPACITY: usize = 64 << 30;
+/// Most heaps that a process has open.
+const MOST_OPEN: usize = 64;
+
+/// How a heap is opened, and what a new one is to be like.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct HeapOptions {
+    /// Bytes of addresses that a new heap reserves, a multiple of 1 MiB; 0: 64 GiB.
+    pub capacity: usize,
+    /// Where a new heap lies, a multiple of 1 MiB; 0: chosen by chance.
+    pub address: usize,
+    /// Only transactions change the heap (`MOJIM_HEAP_EXACT`).
+    pub exact: bool,
+}
+
+impl HeapOptions {
+    /// Of a heap whose capacity and address are these; 0: chosen.
+    pub fn new(capacity: usize, address: usize) -> HeapOptions {
+        HeapOptions {
+            capacity,
+            address,
+            ..HeapOptions::default()
+        }
+    }
+
+    /// Only transactions will change the heap.
+    pub fn exact(mut self) -> HeapOptions {
+        self.exact = true;
+        self
+    }
+}
+
+/// A heap that is open. Any thread may use it.
+#[derive(Clone, Copy)]
+pub struct Heap(&'static Inner);
+
+impl PartialEq for Heap {
+    fn eq(&self, other: &Heap) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Heap {}
+
+/// A block, for a transaction to allocate or to free.
+#[derive(Debug, Clone, Copy)]
+pub struct Block {
+    /// Its first byte.
+    pub ptr: *mut u8,
+    /// Its state byte: [`ALLOCATED`] or [`FREE`].
+    pub state: *mut u8,
+    /// Its bytes.
+    pub usable: usize,
+}
+
+/// Blocks that were freed outside a transaction, while the sync `stamp` had begun last.
+struct Freed {
+    stamp: u64,
+    class: u8,
+    blocks: Vec<Place>,
+}
+
+/// What a [`Heap`] stands for.
+pub struct Inner {
+    space: Box<dyn Space>,
+    name: Name,
+    base: usize,
+    capacity: usize,
+    exact: bool,
+    read_only: bool,
+    /// Frees outside of transactions are allowed.
+    keeps: bool,
+    slabs: Slabs,
+    freed: Mutex<Vec<Freed>>,
+    roots: Mutex<()>,
+    /// Syncs that have begun, and the last that has succeeded.
+    begun: AtomicU64,
+    synced: AtomicU64,
+    closed: AtomicBool,
+}
+
+static OPEN: [AtomicPtr<Inner>; MOST_OPEN] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_OPEN];
+/// Entries of [`OPEN`] from here on were never used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// Held while a heap is opened or closed.
+static CHANGES: Mutex<()> = Mutex::new(());
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn invalid(text: String) -> Error {
+    Error::Invalid(text)
+}
+
+fn all() -> impl Iterator<Item = &'static Inner> {
+    let used = USED.load(Acquire);
+    // SAFETY: null, or a heap, which is never freed.
+    OPEN[..used]
+        .iter()
+        .filter_map(|p| unsafe { p.load(Acquire).as_ref() })
+}
+
+impl Heap {
+    /// Opens the heap in a file of the volume; makes it if the file is not there.
+    ///
+    /// # Errors
+    /// `Io` (EADDRINUSE) if this process has other mappings at its addresses, `Busy` if it is
+    /// open, `Damaged` if the file is no heap, `Unsupported` if the volume rounds to pages or shares
+    /// its working copies, and those of [`Volume::map`].
+    pub fn open(volume: &Volume, file: &str, options: &HeapOptions) -> Result<Heap> {
+        volume.check_exact()?;
+        let space = VolumeSpace {
+            volume: volume.clone(),
+            file: file.into(),
+            exact: options.exact,
+        };
+        let _changes = lock(&CHANGES);
+        let name = Name::new(volume.name(), volume.directory(), file)?;
+        let head = space.begin(HEAD_LEN)?;
+        let made = match name.decode(&head.0)? {
+            Some(h) => Ok(h),
+            // As a creation leaves it that ended before its commit.
+            None if head.1 == 0 || head.1 == FIRST && head.0.iter().all(|b| *b == 0) => {
+                Err(new_head(options)?)
+            }
+            None => return Err(name.damaged("it is no heap: it begins with zeros")),
+        };
+        name.open(Box::new(space), made, head, Some(options.exact))
+    }
+
+    /// Opens a heap to be read, at its address, as a node that follows shows it. Its chunks are
+    /// mapped as they come by [`Heap::root`].
+    ///
+    /// # Errors
+    /// Those of [`Heap::open`], and of [`Reader::map`].
+    pub fn open_reader(reader: &Reader, file: &str) -> Result<Heap> {
+        let space = ReaderSpace {
+            reader: reader.clone(),
+            file: file.into(),
+        };
+        let _changes = lock(&CHANGES);
+        let name = Name::new(reader.name(), reader.directory(), file)?;
+        let head = space.begin(HEAD_LEN)?;
+        let made = name.decode(&head.0)?;
+        let made = made.ok_or_else(|| name.damaged("it was not made yet"))?;
+        name.open(Box::new(space), Ok(made), head, None)
+    }
+
+    /// As [`Heap::open`] over another space, whose first bytes and size are `head`: for tests.
+    #[doc(hidden)]
+    pub fn open_over(
+        space: Box<dyn Space>,
+        file: &str,
+        head: (Vec<u8>, u64),
+        options: &HeapOptions,
+    ) -> Result<Heap> {
+        let _changes = lock(&CHANGES);
+        let name = Name::new("", PathBuf::new(), file)?;
+        let made = match name.decode(&head.0)? {
+            Some(h) => Ok(h),
+            None => Err(new_head(options)?),
+        };
+        name.open(space, made, head, Some(options.exact))
+    }
+
+    /// The heap in whose addresses `addr` lies.
+    #[inline]
+    pub fn of(addr: *const u8) -> Option<Heap> {
+        all()
+            .find(|h| (addr as usize).wrapping_sub(h.base) < h.capacity)
+            .map(Heap)
+    }
+
+    /// The heap that was opened first, of those that are open.
+    #[inline]
+    pub fn first() -> Option<Heap> {
+        all().next().map(Heap)
+    }
+
+    /// The heap as a number that is not 0, for other languages.
+    #[doc(hidden)]
+    pub fn handle(self) -> usize {
+        std::ptr::from_ref(self.0) as usize
+    }
+
+    /// The heap of which [`Heap::handle`] gave this number, if it is open.
+    #[doc(hidden)]
+    #[inline]
+    pub fn of_handle(handle: usize) -> Option<Heap> {
+        all()
+            .find(|h| std::ptr::from_ref::<Inner>(h) as usize == handle)
+            .map(Heap)
+    }
+
+    /// The first address.
+    pub fn base(self) -> *mut u8 {
+        self.0.base as *mut u8
+    }
+
+    /// Whether only transactions change it.
+    #[inline]
+    pub fn is_exact(self) -> bool {
+        self.0.exact
+    }
+
+    /// Ends it: what was not committed is gone, and so is its memory. No other call may be using
+    /// the heap, and none may follow.
+    pub fn close(self) -> Result<()> {
+        let _changes = lock(&CHANGES);
+        let inner = self.0;
+        if inner.closed.swap(true, AcqRel) {
+            return Err(inner.gone());
+        }
+        for p in &OPEN {
+            let me = std::ptr::from_ref(inner).cast_mut();
+            let _ = p.compare_exchange(me, std::ptr::null_mut(), AcqRel, Acquire);
+        }
+        let mut done = Ok(());
+        let mut end = inner.base;
+        for (at, len) in inner.slabs.mappings() {
+            done = done.and(inner.space.unmap(at.cast_mut(), len));
+            end = at as usize + len;
+        }
+        release(end, inner.base + inner.capacity - end);
+        done
+    }
+
+    /// Closes all heaps of a volume, before it is detached. `home`: the directory of its files.
+    pub fn close_all(home: &Path) -> Result<()> {
+        let mine = |h: &&Inner| h.name.home == home;
+        all().filter(mine).try_for_each(|h| Heap(h).close())
+    }
+
+    fn check(self) -> Result<()> {
+        let inner = self.0;
+        if inner.read_only {
+            return Err(Error::ReadOnly(format!(
+                "heap {} is only read here; its primary changes it",
+                inner.name.file
+            )));
+        }
+        match inner.exact {
+            true => Err(Error::Unsupported(format!(
+                "heap {} was opened for transactions only (MOJIM_HEAP_EXACT)",
+                inner.name.file
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// A block of at least `size` bytes, which the next [`Heap::sync`] commits.
+    ///
+    /// # Errors
+    /// `Io` (ENOMEM) if the capacity is used up; `Unsupported` if the heap is for transactions
+    /// only; and those of a sync point.
+    #[inline]
+    pub fn malloc(self, size: usize) -> Result<*mut u8> {
+        match self.malloc_cached(size) {
+            Some(p) => Ok(p),
+            None => self.malloc_slow(size, GRAIN),
+        }
+    }
+
+    /// A block of the thread's cache, if that has one. Does not unwind.
+    #[doc(hidden)]
+    #[inline]
+    pub fn malloc_cached(self, size: usize) -> Option<*mut u8> {
+        let inner = self.0;
+        if size > MOST || inner.exact {
+            return None;
+        }
+        let class = class_of(size);
+        cache::with(inner, |cache| {
+            let cache = cache?;
+            let freed = cache.freed[class].pop();
+            freed.or_else(|| cache.ready[class].pop()).map(mark)
+        })
+    }
+
+    /// [`Heap::malloc`] at an address that is a multiple of `align`, a power of two up to 1 MiB.
+    pub fn malloc_aligned(self, size: usize, align: usize) -> Result<*mut u8> {
+        self.malloc_slow(size, align)
+    }
+
+    #[cold]
+    fn malloc_slow(self, size: usize, align: usize) -> Result<*mut u8> {
+        self.check()?;
+        let inner = self.0;
+        let wanted = Wanted::of(size, align)?;
+        let place = match inner.reuse(&wanted) {
+            Some(p) => p,
+            None => inner.take_ready(&wanted)?,
+        };
+        Ok(mark(place))
+    }
+
+    /// Frees a block, outside a transaction.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no block, or is free.
+    #[inline]
+    pub fn free(self, ptr: *mut u8) -> Result<()> {
+        match self.free_cached(ptr) {
+            true => Ok(()),
+            false => self.free_slow(ptr),
+        }
+    }
+
+    /// Frees a block if that takes no lock; else does nothing, and returns false. Does not unwind.
+    #[doc(hidden)]
+    #[inline]
+    pub fn free_cached(self, ptr: *mut u8) -> bool {
+        let inner = self.0;
+        let Some((slab, p)) = inner.slabs.find(ptr as usize) else {
+            return false;
+        };
+        // SAFETY: a state byte of the heap.
+        let byte = unsafe { state(p.state) };
+        let class = slab.class() as usize;
+        if byte.load(Relaxed) != ALLOCATED || !slab.is_scanned() || !inner.keeps || class >= CLASSES
+        {
+            return false;
+        }
+        cache::with(inner, |cache| {
+            let Some(cache) = cache else {
+                return false;
+            };
+            let freed = &mut cache.freed[class];
+            if freed.len() >= freed.capacity() {
+                return false;
+            }
+            byte.store(FREE, Relaxed);
+            compiler_fence(SeqCst);
+            if cache.stamp != inner.begun.load(Acquire) {
+                // It is in no list yet: as if it had not been freed.
+                byte.store(ALLOCATED, Relaxed);
+                return false;
+            }
+            freed.push(p);
+            true
+        })
+    }
+
+    #[cold]
+    fn free_slow(self, ptr: *mut u8) -> Result<()> {
+        let inner = self.0;
+        self.check()?;
+        let Some((slab, p)) = inner.slabs.find(ptr as usize) else {
+            return Err(inner.no_block(ptr));
+        };
+        inner.slabs.look(slab);
+        // SAFETY: a state byte of the heap.
+        let byte = unsafe { state(p.state) };
+        if byte.load(Relaxed) != ALLOCATED {
+            return Err(inner.no_block(ptr));
+        }
+        byte.store(FREE, Relaxed);
+        compiler_fence(SeqCst);
+        inner.put_freed(slab.class(), p);
+        Ok(())
+    }
+
+    /// Bytes that can be used of an allocated block.
+    #[inline]
+    pub fn usable(self, ptr: *const u8) -> Result<usize> {
+        self.find(ptr).map(|b| b.usable)
+    }
+
+    /// As `realloc`, outside a transaction.
+    ///
+    /// # Safety
+    /// No other thread stores into the block meanwhile.
+    pub unsafe fn realloc(self, ptr: *mut u8, size: usize) -> Result<*mut u8> {
+        let old = self.find(ptr)?;
+        self.check()?;
+        if size <= old.usable && size > old.usable / 2 {
+            return Ok(ptr);
+        }
+        let new = self.malloc(size)?;
+        // SAFETY: two blocks, of at least so many bytes each.
+        unsafe { new.copy_from_nonoverlapping(ptr, old.usable.min(size)) };
+        self.free(ptr)?;
+        Ok(new)
+    }
+
+    /// A block that is free as of the last commit, for a transaction. Its state byte is [`FREE`]
+    /// still; until it is [`ALLOCATED`] the block is the caller's alone, to [`Heap::give`] back.
+    #[inline]
+    pub fn take(self, size: usize, align: usize) -> Result<Block> {
+        let inner = self.0;
+        if size <= MOST && align <= GRAIN {
+            let class = class_of(size);
+            if let Some(p) = cache::with(inner, |cache| cache?.ready[class].pop()) {
+                return Ok(Block {
+                    ptr: p.ptr,
+                    state: p.state,
+                    usable: size_of(class),
+                });
+            }
+        }
+        if inner.read_only {
+            self.check()?;
+        }
+        let wanted = Wanted::of(size, align)?;
+        let p = inner.take_ready(&wanted)?;
+        self.find_any(p.ptr)
+    }
+
+    /// An allocated block.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no block, or is free.
+    #[inline]
+    pub fn find(self, ptr: *const u8) -> Result<Block> {
+        let block = self.find_any(ptr)?;
+        // SAFETY: a state byte of the heap.
+        match unsafe { state(block.state) }.load(Relaxed) {
+            ALLOCATED => Ok(block),
+            _ => Err(self.0.no_block(ptr)),
+        }
+    }
+
+    #[inline]
+    fn find_any(self, ptr: *const u8) -> Result<Block> {
+        let slabs = &self.0.slabs;
+        let Some((slab, p)) = slabs.find(ptr as usize) else {
+            return Err(self.0.no_block(ptr));
+        };
+        slabs.look(slab);
+        Ok(Block {
+            ptr: p.ptr,
+            state: p.state,
+            usable: slab.size(),
+        })
+    }
+
+    /// A block that is free as of the last commit, and was the caller's, is the heap's again.
+    #[inline]
+    pub fn give(self, block: Block) {
+        let inner = self.0;
+        let (slab, p) = inner.slabs.find(block.ptr as usize).expect("it is a block");
+        if slab.class() == LARGE {
+            return inner.slabs.put_large(p, &*inner.space);
+        }
+        let class = slab.class() as usize;
+        cache::with(inner, |cache| {
+            let Some(cache) = cache else {
+                return inner.slabs.put(class, &[p], &*inner.space);
+            };
+            let ready = &mut cache.ready[class];
+            ready.push(p);
+            if ready.len() > kept(class) {
+                let back = ready.split_off(kept(class) / 2);
+                inner.slabs.put(class, &back, &*inner.space);
+            }
+        });
+    }
+
+    /// Commits all that was stored in the heap, atomically (FAMS, Section 4.1). No thread may be
+    /// in the middle of a change.
+    pub fn sync(self) -> Result<()> {
+        self.check()?;
+        let inner = self.0;
+        let this = inner.begun.fetch_add(1, SeqCst) + 1;
+        // What other threads freed before they could see this number is in memory from here on.
+        barrier();
+        inner.space.sync(&inner.slabs.mappings())?;
+        inner.synced.fetch_max(this, SeqCst);
+        inner.settle_freed(this);
+        Ok(())
+    }
+
+    /// What a root points to. `kind` must be what it was set with.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such root; `Invalid` if it is of another kind.
+    pub fn root(self, name: &str, kind: &str) -> Result<*mut u8> {
+        let inner = self.0;
+        inner.refresh()?;
+        let _held = lock(&inner.roots);
+        let found = inner
+            .roots()?
+            .into_iter()
+            .flatten()
+            .find(|r| r.name == name);
+        let root = found.ok_or_else(|| {
+            Error::NotFound(format!("heap {} has no root {name}", inner.name.file))
+        })?;
+        match root.kind == kind {
+            true => Ok(root.pointer as *mut u8),
+            false => Err(invalid(format!(
+                "root {name} of heap {} is of type `{}`, not `{kind}`",
+                inner.name.file, root.kind
+            ))),
+        }
+    }
+
+    /// The roots: name, type and address of each.
+    pub fn list_roots(self) -> Result<Vec<Root>> {
+        let _held = lock(&self.0.roots);
+        Ok(self.0.roots()?.into_iter().flatten().collect())
+    }
+
+    /// Sets a root, or removes it (`ptr` null). Durable with the next [`Heap::sync`].
+    pub fn set_root(self, name: &str, ptr: *mut u8, kind: &str) -> Result<()> {
+        self.check()?;
+        self.set_root_with(name, ptr, kind, &mut |_, _| Ok(()))
+    }
+
+    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes.
+    pub fn set_root_with(
+        self,
+        name: &str,
+        ptr: *mut u8,
+        kind: &str,
+        log: &mut dyn FnMut(*mut u8, usize) -> Result<()>,
+    ) -> Result<()> {
+        let inner = self.0;
+        if inner.read_only {
+            self.check()?;
+        }
+        let sound = |t: &str, most| t.len() <= most && !t.contains('\0');
+        if name.is_empty() || !sound(name, MAX_ROOT_NAME) || !sound(kind, MAX_ROOT_KIND) {
+            return Err(invalid(format!(
+                "root `{name}` of type `{kind}`: a name has 1 to {MAX_ROOT_NAME} bytes, a type at most {MAX_ROOT_KIND}"
+            )));
+        }
+        let offset = (ptr as usize).wrapping_sub(inner.base);
+        if !ptr.is_null() && offset >= inner.capacity {
+            return Err(invalid(format!(
+                "root {name}: {ptr:p} is not in heap {}: in the next run nothing would be there",
+                inner.name.file
+            )));
+        }
+        let _held = lock(&inner.roots);
+        let roots = inner.roots()?;
+        let is = |r: &Option<Root>| r.as_ref().is_some_and(|r| r.name == name);
+        let at = roots.iter().position(is);
+        let Some(at) = at.or_else(|| roots.iter().position(Option::is_none)) else {
+            return Err(invalid(format!(
+                "heap {} has {MAX_ROOTS} roots, and cannot have more",
+                inner.name.file
+            )));
+        };
+        let root = Root {
+            name: name.into(),
+            kind: kind.into(),
+            pointer: ptr as u64,
+        };
+        let bytes = match ptr.is_null() {
+            true => [0; ROOT_LEN],
+            false => root.encode(),
+        };
+        let to = (inner.base + root_at(at)) as *mut u8;
+        log(to, ROOT_LEN)?;
+        // SAFETY: a root of the head, which only the holder of `roots` writes.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), ROOT_LEN) };
+        Ok(())
+    }
+}
+
+/// A request for a block.
+enum Wanted {
+    Class(usize),
+    /// Units, and what the first is to be a multiple of.
+    Large(usize, usize),
+}
+
+impl Wanted {
+    fn of(size: usize, align: usize) -> Result<Wanted> {
+        if !align.is_power_of_two() || align > ALIGNMENT {
+            return Err(invalid(format!(
+                "an alignment of {align}: it must be a power of two, at most {ALIGNMENT}"
+            )));
+        }
+        // Blocks of a power of two are aligned to their size.
+        let small = match align <= GRAIN {
+            true => size,
+            false => size.max(align).next_power_of_two(),
+        };
+        if small <= MOST {
+            return Ok(Wanted::Class(class_of(small)));
+        }
+        if size > isize::MAX as usize / 2 {
+            return Err(too_large(size));
+        }
+        Ok(Wanted::Large(size.div_ceil(UNIT), (align / UNIT).max(1)))
+    }
+}
+
+/// The state byte of a block that is handed out.
+#[inline(always)]
+fn mark(p: Place) -> *mut u8 {
+    // SAFETY: a state byte of the heap; the block is the calling thread's.
+    unsafe { state(p.state) }.store(ALLOCATED, Relaxed);
+    p.ptr
+}
+
+impl Inner {
+    fn gone(&self) -> Error {
+        invalid(format!("heap {} is closed", self.name.file))
+    }
+
+    #[cold]
+    fn no_block(&self, ptr: *const u8) -> Error {
+        let offset = (ptr as usize).wrapping_sub(self.base);
+        let why = match (offset < self.capacity, self.slabs.find(ptr as usize)) {
+            (false, _) => "does not lie in it",
+            (true, None) => "begins no block",
+            (true, Some(_)) => "is free: it was freed before, or never handed out",
+        };
+        invalid(format!("heap {}: {ptr:p} {why}", self.name.file))
+    }
+
+    /// A block that was freed outside a transaction since the last sync.
+    fn reuse(&self, wanted: &Wanted) -> Option<Place> {
+        let mut freed = lock(&self.freed);
+        match *wanted {
+            Wanted::Class(c) => {
+                let i = freed.iter().position(|f| f.class as usize == c)?;
+                let p = freed[i].blocks.pop();
+                if freed[i].blocks.is_empty() {
+                    freed.swap_remove(i);
+                }
+                p
+            }
+            Wanted::Large(units, align) => {
+                let fits = |f: &Freed| {
+                    let found = self.slabs.find(f.blocks[0].ptr as usize);
+                    let (slab, p) = found.expect("it is a block");
+                    let aligned = (p.ptr as usize).is_multiple_of(align * UNIT);
+                    let has = slab.size() / UNIT;
+                    aligned && has >= units && has - units <= units / 4
+                };
+                let i = freed.iter().position(|f| f.class == LARGE && fits(f))?;
+                Some(freed.swap_remove(i).blocks[0])
+            }
+        }
+    }
+
+    /// A block that is free as of the last commit.
+    fn take_ready(&'static self, wanted: &Wanted) -> Result<Place> {
+        if self.is_closed() {
+            return Err(self.gone());
+        }
+        let class = match *wanted {
+            Wanted::Class(c) => c,
+            Wanted::Large(units, align) => {
+                return self.slabs.take_large(units, align, &*self.space);
+            }
+        };
+        cache::with(self, |cache| {
+            let Some(cache) = cache else {
+                let mut one = Vec::with_capacity(1);
+                self.slabs.take(class, 1, &mut one, &*self.space)?;
+                return Ok(one[0]);
+            };
+            self.settle_cache(cache);
+            let ready = &mut cache.ready[class];
+            if ready.is_empty() {
+                let want = (kept(class) / 2).max(1);
+                self.slabs.take(class, want, ready, &*self.space)?;
+            }
+            Ok(ready.pop().expect("there was one, or an error"))
+        })
+    }
+
+    /// A block that was freed outside a transaction.
+    #[inline]
+    fn put_freed(&'static self, class: u8, p: Place) {
+        let begun = self.begun.load(Acquire);
+        cache::with(self, |cache| match cache {
+            Some(cache) if class != LARGE => {
+                if cache.stamp != begun {
+                    self.settle_cache(cache);
+                    cache.stamp = begun;
+                }
+                let freed = &mut cache.freed[class as usize];
+                let most = kept(class as usize);
+                freed.reserve_exact(most.saturating_sub(freed.len()));
+                if freed.len() >= most {
+                    let blocks = freed.split_off(most / 2);
+                    self.keep_freed(begun, class, blocks);
+                }
+                freed.push(p);
+            }
+            _ => self.keep_freed(begun, class, vec![p]),
+        });
+    }
+
+    #[cold]
+    fn keep_freed(&self, stamp: u64, class: u8, blocks: Vec<Place>) {
+        lock(&self.freed).push(Freed {
+            stamp,
+            class,
+            blocks,
+        });
+        // A sync may have succeeded meanwhile.
+        self.settle_freed(self.synced.load(Acquire));
+    }
+
+    /// What a thread has freed before the last sync began is ready now; what is older than that
+    /// and not covered by one goes where all threads find it.
+    fn settle_cache(&self, cache: &mut Cache) {
+        let covered = cache.stamp < self.synced.load(Acquire);
+        if !covered && cache.stamp == self.begun.load(Acquire) {
+            return;
+        }
+        for class in 0..CLASSES {
+            if cache.freed[class].is_empty() {
+                continue;
+            }
+            let mut blocks = std::mem::take(&mut cache.freed[class]);
+            if !covered {
+                self.keep_freed(cache.stamp, class as u8, blocks);
+                continue;
+            }
+            let room = kept(class).saturating_sub(cache.ready[class].len());
+            let back = blocks.split_off(room.min(blocks.len()));
+            cache.ready[class].append(&mut blocks);
+            self.slabs.put(class, &back, &*self.space);
+        }
+    }
+
+    /// What was freed before the sync `this` began, which has succeeded, is free.
+    fn settle_freed(&self, this: u64) {
+        let mut all = lock(&self.freed);
+        let done: Vec<Freed> = all.extract_if(.., |f| f.stamp < this).collect();
+        drop(all);
+        for f in done {
+            match f.class {
+                LARGE => self.slabs.put_large(f.blocks[0], &*self.space),
+                c => self.slabs.put(c as usize, &f.blocks, &*self.space),
+            }
+        }
+    }
+
+    fn roots(&self) -> Result<Vec<Option<Root>>> {
+        let all = (0..MAX_ROOTS).map(|i| {
+            let at = (self.base + root_at(i)) as *const u8;
+            // SAFETY: a root of the head, which is mapped.
+            let bytes = unsafe { std::slice::from_raw_parts(at, ROOT_LEN) };
+            Root::decode(bytes).map_err(|e| self.name.damaged(e))
+        });
+        all.collect()
+    }
+
+    /// Of a reader: maps the chunks that have come.
+    fn refresh(&self) -> Result<()> {
+        if !self.read_only {
+            return Ok(());
+        }
+        let _changes = lock(&CHANGES);
+        let new = self.slabs.new_chunks(u64::MAX);
+        for c in new.map_err(|e| self.name.damaged(e))? {
+            let at = (self.base + c.offset as usize) as *mut u8;
+            self.space.map(c.offset, c.len as usize, at)?;
+            self.slabs.adopt(c).map_err(|e| self.name.damaged(e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Keeper for Inner {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Acquire)
+    }
+
+    fn take_back(&self, cache: &mut Cache) {
+        if self.is_closed() || mojim_memory::fork::is_forked() {
+            return;
+        }
+        for class in 0..CLASSES {
+            let ready = std::mem::take(&mut cache.ready[class]);
+            if !ready.is_empty() {
+                self.slabs.put(class, &ready, &*self.space);
+            }
+            let freed = std::mem::take(&mut cache.freed[class]);
+            if !freed.is_empty() {
+                self.keep_freed(cache.stamp, class as u8, freed);
+            }
+        }
+    }
+}
+
+/// Every store that other threads of this process have made is visible from here on.
+fn barrier() {
+    const REGISTER: libc::c_int = 1 << 4;
+    const EXPEDITED: libc::c_int = 1 << 3;
+    let call = |command: libc::c_int| {
+        // SAFETY: membarrier touches no memory of the caller.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }
+    };
+    if call(EXPEDITED) != 0 && (call(REGISTER) != 0 || call(EXPEDITED) != 0) {
+        // Linux before 4.14: an interrupt for every processor is what a change of a mapping's
+        // protection costs; here a pause does, by far longer than any store waits.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// Which heap it is.
+struct Name {
+    volume: String,
+    /// The directory of the volume's files.
+    home: PathBuf,
+    file: String,
+}
+
+impl Name {
+    /// Of a heap that is not open. The caller holds [`CHANGES`].
+    fn new(volume: &str, home: PathBuf, file: &str) -> Result<Name> {
+        if all().any(|h| h.name.home == home && h.name.file == file) {
+            let text = format!("heap {file} of volume {volume} is open in this process");
+            return Err(Error::Busy(text));
+        }
+        Ok(Name {
+            volume: volume.into(),
+            home,
+            file: file.into(),
+        })
+    }
+
+    fn damaged(&self, why: impl ToString) -> Error {
+        Error::Damaged {
+            path: self.file.as_str().into(),
+            what: format!("as a heap of volume {}: {}", self.volume, why.to_string()),
+        }
+    }
+
+    fn decode(&self, head: &[u8]) -> Result<Option<HeapHead>> {
+        HeapHead::decode(&head[..FIXED_LEN]).map_err(|e| self.damaged(e))
+    }
+
+    /// `made`: an error for a heap that is to be made. `exact`: `None` for a reader.
+    fn open(
+        self,
+        space: Box<dyn Space>,
+        made: Result<HeapHead, HeapHead>,
+        head: (Vec<u8>, u64),
+        exact: Option<bool>,
+    ) -> Result<Heap> {
+        let (Ok(fixed) | Err(fixed)) = made;
+        let (base, capacity) = (fixed.base as usize, fixed.capacity as usize);
+        reserve(&self.file, base, capacity)?;
+        let mut mapped = Vec::new();
+        let slabs = self.map(&*space, made, &head, &mut mapped);
+        let slabs = match slabs {
+            Ok(slabs) => slabs,
+            Err(e) => {
+                let mut end = base;
+                for (at, len) in mapped {
+                    let _ = space.unmap(at, len);
+                    end = at as usize + len;
+                }
+                release(end, base + capacity - end);
+                return Err(e);
+            }
+        };
+        register(Box::leak(Box::new(Inner {
+            space,
+            name: self,
+            base,
+            capacity,
+            exact: exact == Some(true),
+            read_only: exact.is_none(),
+            keeps: exact == Some(false),
+            slabs,
+            freed: Mutex::default(),
+            roots: Mutex::default(),
+            begun: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Maps the chunks, and makes a new heap what it is. Tells what it has `mapped`, in order.
+    fn map(
+        &self,
+        space: &dyn Space,
+        made: Result<HeapHead, HeapHead>,
+        (head, size): &(Vec<u8>, u64),
+        mapped: &mut Vec<(*mut u8, usize)>,
+    ) -> Result<Slabs> {
+        let (Ok(fixed) | Err(fixed)) = made;
+        let chunks = match made {
+            Ok(_) => decode_chunks(head, *size).map_err(|e| self.damaged(e))?,
+            Err(_) => vec![(HEAD_LEN as u64, FIRST - HEAD_LEN as u64)],
+        };
+        let Some(last) = chunks.last() else {
+            return Err(self.damaged("it has no chunk"));
+        };
+        if last.0 + last.1 > fixed.capacity {
+            return Err(self.damaged("its chunks are more than its capacity"));
+        }
+        let base = fixed.base as usize;
+        let slabs = Slabs::new(base, fixed.capacity as usize)?;
+        for &(offset, len) in &chunks {
+            // The head is mapped with the first chunk.
+            let (offset, len) = match offset == HEAD_LEN as u64 {
+                true => (0, len + offset),
+                false => (offset, len),
+            };
+            let at = (base + offset as usize) as *mut u8;
+            space.map(offset, len as usize, at)?;
+            mapped.push((at, len as usize));
+        }
+        if let Err(new) = made {
+            write_head(space, &new, chunks[0])?;
+        }
+        for (offset, len) in chunks {
+            let chunk = Chunk::of(offset, len).expect("it was checked");
+            slabs.adopt(chunk).map_err(|e| self.damaged(e))?;
+        }
+        Ok(slabs)
+    }
+}
+
+fn new_head(options: &HeapOptions) -> Result<HeapHead> {
+    let capacity = match options.capacity {
+        0 => DEFAULT_CAPACITY,
+        c => c.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX),
+    };
+    let capacity = capacity.max(FIRST as usize);
+    let base = match options.address {
+        0 => choose(capacity)?,
+        a => a,
+    };
+    let head = HeapHead {
+        base: base as u64,
+        capacity: capacity as u64,
+        identity: crate::addresses::random(),
+    };
+    match head.is_sane() {
+        true => Ok(head),
+        false => Err(invalid(format!(
+            "a heap of {capacity} bytes at {base:#x}: the address must be a multiple of 1 MiB, and all of it below 2^47"
+        ))),
+    }
+}
+
+/// The first sync point of a heap: from here on the file is one.
+fn write_head(space: &dyn Space, made: &HeapHead, chunk: (u64, u64)) -> Result<()> {
+    let fixed = made.encode();
+    let entry = encode_chunk(chunk.0, chunk.1);
+    let base = made.base as usize as *mut u8;
+    let at = base.wrapping_add(chunk_entry_at(0));
+    // SAFETY: the head, which is mapped and which nobody uses yet.
+    unsafe {
+        base.copy_from_nonoverlapping(fixed.as_ptr(), FIXED_LEN);
+        at.copy_from_nonoverlapping(entry.as_ptr(), CHUNK_ENTRY_LEN);
+    }
+    let spans = [
+        (base.cast_const(), FIXED_LEN),
+        (at.cast_const(), CHUNK_ENTRY_LEN),
+    ];
+    space.commit(&spans, true)
+}
+
+/// Makes a heap known.
+fn register(inner: &'static mut Inner) -> Result<Heap> {
+    let me: *mut Inner = inner;
+    for (i, p) in OPEN.iter().enumerate() {
+        if p.load(Acquire).is_null() {
+            p.store(me, Release);
+            USED.fetch_max(i + 1, AcqRel);
+            // SAFETY: leaked, and from here on only shared.
+            return Ok(Heap(unsafe { &*me }));
+        }
+    }
+    Err(Error::Busy(format!(
+        "this process has {MOST_OPEN} heaps open, and cannot have more"
+    )))
+}

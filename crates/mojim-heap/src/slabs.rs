@@ -1,0 +1,634 @@
+//! Slabs: which addresses hold blocks of which size, and which blocks can be handed out.
+//!
+//! Owns the free units of the chunks, the slabs, and of each slab the bits of those blocks
+//! that are free and in no thread's cache. All this is in memory only, and made anew at
+//! open: what is on disk is the table of chunks, the slab tables and the state bytes.
+//!
+//! Invariants:
+//! - A block whose bit is set is free as of the last commit.
+//! - A slab whose state bytes were not looked at (`scanned`) has no block in any cache.
+//! - A slab's entry is begun to be committed before any block of it is handed out, and its removal
+//!   before its units are used again: what is committed later comes later.
+//! - Where such a commit fails, what it is about is not used until the next open: it may be on
+//!   disk or not.
+//!
+//! Lock order: a class before the units.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Mutex, MutexGuard};
+
+use mojim_env::{Error, Result};
+use mojim_format::heap::{
+    ALIGNMENT, CHUNK_ENTRY_LEN, Chunk, FREE, GRAIN, HEAD_LEN, LARGE, MAX_CHUNKS, SLAB_ENTRY_LEN,
+    STATES_PER_UNIT, SlabEntry, UNIT, chunk_entry_at, decode_chunks, encode_chunk,
+};
+
+use crate::classes::{CLASSES, blocks_of, size_of, units_of};
+use crate::space::{Space, Span};
+use crate::table::{Table, Zeroed};
+
+/// Bytes of a new heap's file.
+pub const FIRST: u64 = 16 << 20;
+/// A slab of this class is none.
+const NO_CLASS: u8 = 254;
+/// The fewest units of a slab.
+const FEWEST: usize = 3;
+
+const _: () = assert!(CLASSES < NO_CLASS as usize);
+
+/// A block, free or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Its first byte.
+    pub ptr: *mut u8,
+    /// Its state byte.
+    pub state: *mut u8,
+}
+
+// SAFETY: two addresses; what is done with them is the heap's affair.
+unsafe impl Send for Place {}
+
+/// A run of units with blocks of one size.
+pub struct Slab {
+    start: AtomicUsize,
+    states: AtomicUsize,
+    size: AtomicUsize,
+    /// 2^32 divided by the grains of a block, rounded up.
+    reciprocal: AtomicU64,
+    blocks: AtomicU32,
+    /// Bits that are set. Changed under the class's lock.
+    free: AtomicU32,
+    class: AtomicU8,
+    scanned: AtomicBool,
+    /// It is among the class's `partial`.
+    listed: AtomicBool,
+}
+
+// SAFETY: atomics only.
+unsafe impl Zeroed for Slab {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicU64 {}
+
+impl Slab {
+    /// Bytes of each of its blocks.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.size.load(Relaxed)
+    }
+
+    /// Whether its state bytes were looked at.
+    #[inline]
+    pub fn is_scanned(&self) -> bool {
+        self.scanned.load(Acquire)
+    }
+
+    /// The class of its blocks, or [`LARGE`].
+    #[inline]
+    pub fn class(&self) -> u8 {
+        self.class.load(Relaxed)
+    }
+
+    /// The block that begins at `ptr`, which lies in the slab.
+    #[inline]
+    fn block_at(&self, ptr: usize) -> Option<usize> {
+        let offset = ptr - self.start.load(Relaxed);
+        let i = match self.class() {
+            LARGE => 0,
+            // Exact: grains below 2^16, divided by less than 2^12.
+            _ => {
+                let reciprocal = self.reciprocal.load(Relaxed);
+                (((offset / GRAIN) as u64 * reciprocal) >> 32) as usize
+            }
+        };
+        let begins = i * self.size() == offset && i < self.blocks.load(Relaxed) as usize;
+        begins.then_some(i)
+    }
+}
+
+/// The slabs of one class.
+#[derive(Default)]
+pub struct Class {
+    /// Some block of it may be free.
+    partial: Vec<u32>,
+    /// Nobody looked yet.
+    unscanned: Vec<u32>,
+    /// Slabs of which all blocks are free.
+    empty: usize,
+}
+
+#[derive(Default)]
+struct Units {
+    chunks: Vec<Chunk>,
+    /// Free runs: the first unit, counted from the base, and how many.
+    runs: BTreeMap<usize, usize>,
+    by_len: BTreeSet<(usize, usize)>,
+    /// Numbers of slabs that are none any more.
+    numbers: Vec<u32>,
+    next: u32,
+}
+
+impl Units {
+    fn add(&mut self, mut start: usize, mut len: usize) {
+        if let Some((&s, &l)) = self.runs.range(..start).next_back()
+            && s + l == start
+        {
+            self.remove(s, l);
+            (start, len) = (s, l + len);
+        }
+        if let Some(&l) = self.runs.get(&(start + len)) {
+            self.remove(start + len, l);
+            len += l;
+        }
+        self.runs.insert(start, len);
+        self.by_len.insert((len, start));
+    }
+
+    fn remove(&mut self, start: usize, len: usize) {
+        self.runs.remove(&start);
+        self.by_len.remove(&(len, start));
+    }
+
+    /// Takes `len` units in a row of the smallest run that has them at an `align`ed unit.
+    fn take(&mut self, len: usize, align: usize) -> Option<usize> {
+        let fits = |&&(l, s): &&(usize, usize)| s.next_multiple_of(align) + len <= s + l;
+        let &(l, s) = self.by_len.range((len, 0)..).find(fits)?;
+        let start = s.next_multiple_of(align);
+        self.remove(s, l);
+        if start > s {
+            self.add(s, start - s);
+        }
+        if s + l > start + len {
+            self.add(start + len, s + l - start - len);
+        }
+        Some(start)
+    }
+}
+
+/// All slabs of a heap.
+pub struct Slabs {
+    base: usize,
+    capacity: usize,
+    slabs: Table<Slab>,
+    /// The slab of each unit, counted from the base; 0: none.
+    of_unit: Table<AtomicU32>,
+    /// A bit for each block, [`STATES_PER_UNIT`] for each unit.
+    bits: Table<AtomicU64>,
+    classes: [Mutex<Class>; CLASSES],
+    units: Mutex<Units>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A state byte, which other threads may write.
+///
+/// # Safety
+/// `p` is a state byte of a heap that is open.
+#[inline(always)]
+pub unsafe fn state<'a>(p: *mut u8) -> &'a AtomicU8 {
+    // SAFETY: the caller's promise; a byte is aligned.
+    unsafe { AtomicU8::from_ptr(p) }
+}
+
+impl Slabs {
+    /// Of a heap whose head and first chunk are mapped at `base`.
+    pub fn new(base: usize, capacity: usize) -> Result<Slabs> {
+        let units = capacity / UNIT;
+        Ok(Slabs {
+            base,
+            capacity,
+            slabs: Table::new(units / FEWEST + 2)?,
+            of_unit: Table::new(units)?,
+            bits: Table::new(units * STATES_PER_UNIT / 64)?,
+            classes: [const {
+                Mutex::new(Class {
+                    partial: Vec::new(),
+                    unscanned: Vec::new(),
+                    empty: 0,
+                })
+            }; CLASSES],
+            units: Mutex::new(Units {
+                next: 1,
+                ..Units::default()
+            }),
+        })
+    }
+
+    fn at(&self, offset: u64) -> *mut u8 {
+        (self.base + offset as usize) as *mut u8
+    }
+
+    /// The chunks that are in use.
+    pub fn chunks(&self) -> Vec<Chunk> {
+        lock(&self.units).chunks.clone()
+    }
+
+    /// The mappings of the heap: the head lies in the first.
+    pub fn mappings(&self) -> Vec<Span> {
+        let chunks = self.chunks();
+        let all = chunks.iter().map(|c| match c.offset == HEAD_LEN as u64 {
+            true => (self.base as *const u8, c.len as usize + HEAD_LEN),
+            false => (self.at(c.offset).cast_const(), c.len as usize),
+        });
+        all.collect()
+    }
+
+    /// Takes a chunk, which is mapped, into use: reads its slab table.
+    pub fn adopt(&self, chunk: Chunk) -> Result<(), String> {
+        let mut units = lock(&self.units);
+        let first = (chunk.data / UNIT as u64) as usize;
+        let (mut unit, mut free_from) = (0, 0);
+        while unit < chunk.units {
+            let at = chunk.entry_at(unit);
+            // SAFETY: an entry of the chunk's slab table, which is mapped.
+            let v = unsafe { self.at(at).cast::<u64>().read() };
+            let entry = SlabEntry::decode(v, at).map_err(|e| e.to_string())?;
+            let Some(entry) = entry else {
+                unit += 1;
+                continue;
+            };
+            let len = entry.units as usize;
+            let known = match entry.class {
+                LARGE => true,
+                c => (c as usize) < CLASSES && len == units_of(c as usize),
+            };
+            if !known || len > chunk.units - unit {
+                return Err(format!("the slab of unit {unit} cannot be"));
+            }
+            if unit > free_from {
+                units.add(first + free_from, unit - free_from);
+            }
+            self.insert(&mut units, &chunk, unit, entry, false);
+            unit += len;
+            free_from = unit;
+        }
+        if chunk.units > free_from {
+            units.add(first + free_from, chunk.units - free_from);
+        }
+        units.chunks.push(chunk);
+        Ok(())
+    }
+
+    /// Makes the slab known. `new`: all its blocks are free.
+    fn insert(
+        &self,
+        units: &mut Units,
+        chunk: &Chunk,
+        unit: usize,
+        e: SlabEntry,
+        new: bool,
+    ) -> u32 {
+        let id = units.numbers.pop().unwrap_or_else(|| {
+            units.next += 1;
+            units.next - 1
+        });
+        let slab = &self.slabs[id as usize];
+        let len = e.units as usize;
+        let (size, blocks) = match e.class {
+            LARGE => (len * UNIT, 1),
+            c => (size_of(c as usize), blocks_of(c as usize)),
+        };
+        let grains = (size / GRAIN) as u64;
+        slab.start
+            .store(self.at(chunk.unit_at(unit)) as usize, Relaxed);
+        slab.states
+            .store(self.at(chunk.states_at(unit)) as usize, Relaxed);
+        slab.size.store(size, Relaxed);
+        slab.reciprocal
+            .store((1u64 << 32).div_ceil(grains), Relaxed);
+        slab.blocks.store(blocks as u32, Relaxed);
+        slab.free.store(0, Relaxed);
+        slab.class.store(e.class, Relaxed);
+        // A large one has no bit.
+        slab.scanned.store(e.class == LARGE, Relaxed);
+        slab.listed.store(false, Relaxed);
+        let first = (chunk.unit_at(unit) / UNIT as u64) as usize;
+        for u in first..first + len {
+            self.of_unit[u].store(id, Release);
+        }
+        if !new && e.class != LARGE {
+            lock(&self.classes[e.class as usize]).unscanned.push(id);
+        }
+        id
+    }
+
+    /// The slab in which an address lies, and the block that begins there.
+    #[inline]
+    pub fn find(&self, ptr: usize) -> Option<(&Slab, Place)> {
+        let offset = ptr.wrapping_sub(self.base);
+        if offset >= self.capacity {
+            return None;
+        }
+        let id = self.of_unit[offset / UNIT].load(Acquire);
+        if id == 0 {
+            return None;
+        }
+        let slab = &self.slabs[id as usize];
+        let i = slab.block_at(ptr)?;
+        let place = Place {
+            ptr: ptr as *mut u8,
+            state: (slab.states.load(Relaxed) + i) as *mut u8,
+        };
+        Some((slab, place))
+    }
+
+    /// To be called before a state byte of the slab is changed.
+    #[inline]
+    pub fn look(&self, slab: &Slab) {
+        if !slab.scanned.load(Acquire) {
+            self.look_now(slab);
+        }
+    }
+
+    #[cold]
+    fn look_now(&self, slab: &Slab) {
+        let mut class = lock(&self.classes[slab.class() as usize]);
+        self.scan(&mut class, slab);
+    }
+
+    fn number(&self, slab: &Slab) -> u32 {
+        let start = slab.start.load(Relaxed);
+        self.of_unit[(start - self.base) / UNIT].load(Relaxed)
+    }
+
+    fn word(&self, slab: &Slab, block: usize) -> (&AtomicU64, u64) {
+        let unit = (slab.start.load(Relaxed) - self.base) / UNIT;
+        let bit = unit * STATES_PER_UNIT + block;
+        (&self.bits[bit / 64], 1 << (bit % 64))
+    }
+
+    /// Sets the bits of the blocks whose state byte says that they are free.
+    fn scan(&self, class: &mut Class, slab: &Slab) {
+        if slab.scanned.load(Relaxed) {
+            return;
+        }
+        let states = slab.states.load(Relaxed);
+        let mut free = 0;
+        for i in 0..slab.blocks.load(Relaxed) as usize {
+            // SAFETY: a state byte of the slab.
+            if unsafe { state((states + i) as *mut u8) }.load(Relaxed) == FREE {
+                let (word, bit) = self.word(slab, i);
+                word.fetch_or(bit, Relaxed);
+                free += 1;
+            }
+        }
+        slab.free.store(free, Relaxed);
+        slab.scanned.store(true, Release);
+        self.list(class, slab);
+    }
+
+    fn list(&self, class: &mut Class, slab: &Slab) {
+        if slab.free.load(Relaxed) > 0 && !slab.listed.swap(true, Relaxed) {
+            class.partial.push(self.number(slab));
+            if slab.free.load(Relaxed) == slab.blocks.load(Relaxed) {
+                class.empty += 1;
+            }
+        }
+    }
+
+    /// Moves up to `want` free blocks of a class to `out`, at least one.
+    pub fn take(
+        &self,
+        c: usize,
+        want: usize,
+        out: &mut Vec<Place>,
+        space: &dyn Space,
+    ) -> Result<()> {
+        let mut class = lock(&self.classes[c]);
+        let goal = out.len() + want;
+        loop {
+            while let Some(&id) = class.partial.last() {
+                let slab = &self.slabs[id as usize];
+                let is_this = slab.class() == c as u8 && slab.listed.load(Relaxed);
+                if is_this {
+                    if slab.free.load(Relaxed) == slab.blocks.load(Relaxed) {
+                        class.empty = class.empty.saturating_sub(1);
+                    }
+                    self.take_of(slab, goal, out);
+                    if slab.free.load(Relaxed) > 0 {
+                        return Ok(());
+                    }
+                    slab.listed.store(false, Relaxed);
+                }
+                class.partial.pop();
+                if out.len() >= goal {
+                    return Ok(());
+                }
+            }
+            if let Some(id) = class.unscanned.pop() {
+                self.scan(&mut class, &self.slabs[id as usize]);
+                continue;
+            }
+            if out.len() + want > goal {
+                return Ok(());
+            }
+            let entry = SlabEntry {
+                class: c as u8,
+                units: units_of(c) as u32,
+            };
+            let id = self.new_slab(entry, 1, space)?;
+            self.scan(&mut class, &self.slabs[id as usize]);
+        }
+    }
+
+    fn take_of(&self, slab: &Slab, goal: usize, out: &mut Vec<Place>) {
+        let (start, states) = (slab.start.load(Relaxed), slab.states.load(Relaxed));
+        let (size, blocks) = (slab.size(), slab.blocks.load(Relaxed) as usize);
+        let mut taken = 0;
+        for first in (0..blocks).step_by(64) {
+            let (word, _) = self.word(slab, first);
+            let mut bits = word.load(Relaxed);
+            while bits != 0 && out.len() < goal {
+                let i = first + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                out.push(Place {
+                    ptr: (start + i * size) as *mut u8,
+                    state: (states + i) as *mut u8,
+                });
+                taken += 1;
+            }
+            word.store(bits, Relaxed);
+            if out.len() >= goal {
+                break;
+            }
+        }
+        slab.free.fetch_sub(taken, Relaxed);
+    }
+
+    /// Blocks of a class that are free as of the last commit come back.
+    pub fn put(&self, c: usize, blocks: &[Place], space: &dyn Space) {
+        let mut class = lock(&self.classes[c]);
+        for p in blocks {
+            let (slab, _) = self.find(p.ptr as usize).expect("a block lies in a slab");
+            let i = slab.block_at(p.ptr as usize).expect("a block begins there");
+            let (word, bit) = self.word(slab, i);
+            let before = word.fetch_or(bit, Relaxed);
+            assert_eq!(before & bit, 0, "a block of the heap came back twice");
+            let free = slab.free.fetch_add(1, Relaxed) + 1;
+            if free < slab.blocks.load(Relaxed) || !slab.listed.load(Relaxed) {
+                self.list(&mut class, slab);
+                continue;
+            }
+            // One empty slab of each class stays.
+            match class.empty {
+                0 => class.empty = 1,
+                _ => self.drop_slab(slab, space),
+            }
+        }
+    }
+
+    /// A block of its own slab: of `units`, at a unit that is a multiple of `align`.
+    pub fn take_large(&self, units: usize, align: usize, space: &dyn Space) -> Result<Place> {
+        let entry = SlabEntry {
+            class: LARGE,
+            units: u32::try_from(units).map_err(|_| too_large(units * UNIT))?,
+        };
+        let slab = &self.slabs[self.new_slab(entry, align, space)? as usize];
+        Ok(Place {
+            ptr: slab.start.load(Relaxed) as *mut u8,
+            state: slab.states.load(Relaxed) as *mut u8,
+        })
+    }
+
+    /// A large block that is free as of the last commit comes back.
+    pub fn put_large(&self, p: Place, space: &dyn Space) {
+        let (slab, _) = self.find(p.ptr as usize).expect("a block lies in a slab");
+        self.drop_slab(slab, space);
+    }
+
+    /// Makes a slab: takes units, and begins to commit its entry.
+    fn new_slab(&self, entry: SlabEntry, align: usize, space: &dyn Space) -> Result<u32> {
+        mojim_memory::fork::check_fork()?;
+        let mut units = lock(&self.units);
+        let len = entry.units as usize;
+        // Small slabs begin where blocks of a power of two are aligned to their size.
+        let align = align.max(len.min(2).next_power_of_two());
+        let first = loop {
+            match units.take(len, align) {
+                Some(first) => break first,
+                None => self.grow(&mut units, len + align, space)?,
+            }
+        };
+        let (chunk, unit) = place_of(&units, first);
+        let at = chunk.entry_at(unit);
+        let p = self.at(at).cast::<u64>();
+        // SAFETY: an entry of a slab table, which only the holder of `units` writes.
+        unsafe { p.write(entry.encode(at)) };
+        space.commit(&[(p.cast_const().cast(), SLAB_ENTRY_LEN)], false)?;
+        if entry.class != LARGE {
+            space.expect((self.at(chunk.unit_at(unit)), len * UNIT));
+        }
+        Ok(self.insert(&mut units, &chunk, unit, entry, true))
+    }
+
+    /// Ends a slab, all of whose blocks are free as of the last commit.
+    fn drop_slab(&self, slab: &Slab, space: &dyn Space) {
+        let mut units = lock(&self.units);
+        let first = (slab.start.load(Relaxed) - self.base) / UNIT;
+        let (chunk, unit) = place_of(&units, first);
+        let at = chunk.entry_at(unit);
+        let p = self.at(at).cast::<u64>();
+        // SAFETY: an entry of a slab table, which only the holder of `units` writes.
+        let entry = unsafe { p.read() };
+        let entry = SlabEntry::decode(entry, at).ok().flatten();
+        let len = entry.expect("a slab has its entry").units as usize;
+        let id = self.number(slab);
+        for i in (0..slab.blocks.load(Relaxed) as usize).step_by(64) {
+            self.word(slab, i).0.store(0, Relaxed);
+        }
+        slab.class.store(NO_CLASS, Relaxed);
+        slab.listed.store(false, Relaxed);
+        for u in first..first + len {
+            self.of_unit[u].store(0, Release);
+        }
+        // SAFETY: as above.
+        unsafe { p.write(0) };
+        if space
+            .commit(&[(p.cast_const().cast(), SLAB_ENTRY_LEN)], false)
+            .is_ok()
+        {
+            units.numbers.push(id);
+            units.add(first, len);
+        }
+    }
+
+    /// Maps another chunk, with at least so many units in a row.
+    fn grow(&self, units: &mut Units, need: usize, space: &dyn Space) -> Result<()> {
+        let full = || Error::Io {
+            what: format!(
+                "the heap at {:#x} has all of its capacity of {} bytes in use",
+                self.base, self.capacity
+            ),
+            errno: libc::ENOMEM,
+            error: "make a larger one, or free blocks".into(),
+        };
+        let last = units.chunks.last().expect("a heap has a chunk");
+        let (offset, n) = (last.offset + last.len, units.chunks.len());
+        let room = self.capacity as u64 - offset;
+        let least = Chunk::len_for(need);
+        // The file doubles: so a heap of any size has few chunks.
+        let len = offset.max(least).min(room) / ALIGNMENT as u64 * ALIGNMENT as u64;
+        if n == MAX_CHUNKS || len < least {
+            return Err(full());
+        }
+        let chunk = Chunk::of(offset, len).expect("it has the units that are needed");
+        space.map(offset, len as usize, self.at(offset))?;
+        let entry = encode_chunk(offset, len);
+        let at = self.at(chunk_entry_at(n) as u64);
+        // SAFETY: an entry of the head, which only the holder of `units` writes.
+        unsafe { at.copy_from_nonoverlapping(entry.as_ptr(), CHUNK_ENTRY_LEN) };
+        if let Err(e) = space.commit(&[(at.cast_const(), CHUNK_ENTRY_LEN)], false) {
+            // The next try maps it again, whatever became of the entry.
+            let _ = space.unmap(self.at(offset), len as usize);
+            self.reserve_again(offset, len as usize);
+            return Err(e);
+        }
+        units.add((chunk.data / UNIT as u64) as usize, chunk.units);
+        units.chunks.push(chunk);
+        Ok(())
+    }
+
+    /// The addresses of a chunk that was unmapped are the heap's again.
+    fn reserve_again(&self, offset: u64, len: usize) {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: replaces nothing. If somebody took the addresses meanwhile, the next try to map
+        // a chunk there would replace that: hence the assertion.
+        let got = unsafe { mmap_anonymous(self.at(offset).cast(), len, ProtFlags::empty(), flags) };
+        assert!(
+            got.is_ok(),
+            "addresses of the heap were taken by another mapping"
+        );
+    }
+
+    /// Chunks that the head lists and that are not mapped yet; for readers.
+    pub fn new_chunks(&self, file: u64) -> Result<Vec<Chunk>, mojim_format::FormatError> {
+        // SAFETY: the head is mapped.
+        let head = unsafe { std::slice::from_raw_parts(self.base as *const u8, HEAD_LEN) };
+        let known = lock(&self.units).chunks.len();
+        let all = decode_chunks(head, file)?;
+        let new = all.into_iter().skip(known);
+        Ok(new.filter_map(|(o, l)| Chunk::of(o, l)).collect())
+    }
+}
+
+/// The chunk of a unit that is counted from the base, and which of its units it is.
+fn place_of(units: &Units, first: usize) -> (Chunk, usize) {
+    let offset = (first * UNIT) as u64;
+    let i = units.chunks.partition_point(|c| c.data <= offset);
+    let chunk = units.chunks[i - 1];
+    (chunk, ((offset - chunk.data) / UNIT as u64) as usize)
+}
+
+/// The error for more bytes than any heap has.
+pub fn too_large(bytes: usize) -> Error {
+    Error::Io {
+        what: format!("a block of {bytes} bytes"),
+        errno: libc::ENOMEM,
+        error: "no heap has so many".into(),
+    }
+}

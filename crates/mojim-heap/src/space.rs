@@ -1,0 +1,162 @@
+//! Where a heap's bytes lie and how they are committed: what the heap needs from a volume.
+//!
+//! Owns the trait, and its implementations over a volume and a reader. Tests have one over plain memory.
+
+use mojim::{MapFlags, Mapping, Reader, Volume, gmsync, gmsync_async, unmap};
+use mojim_env::{Error, Result};
+
+/// Bytes in memory that were changed.
+pub type Span = (*const u8, usize);
+
+/// The file of a heap, mapped from its base on.
+pub trait Space: Send + Sync {
+    /// Maps `len` bytes of the file from `offset` on at `at`, which the heap has reserved.
+    /// The file grows to reach there; what is new reads as zeros.
+    fn map(&self, offset: u64, len: usize, at: *mut u8) -> Result<()>;
+    /// Commits these bytes, atomically and no others. `wait`: until they are committed; else they
+    /// are committed before whatever is committed after this call.
+    fn commit(&self, spans: &[Span], wait: bool) -> Result<()>;
+    /// Commits all that was stored in these mappings, atomically.
+    fn sync(&self, mappings: &[Span]) -> Result<()>;
+    /// These bytes are about to be stored to.
+    fn expect(&self, span: Span) {
+        let _ = span;
+    }
+    /// Ends a mapping that `map` made. What was not committed is gone.
+    fn unmap(&self, at: *mut u8, len: usize) -> Result<()>;
+}
+
+/// A file of a volume.
+pub struct VolumeSpace {
+    pub volume: Volume,
+    pub file: String,
+    /// Only exact ranges are committed: no note of pages is needed.
+    pub exact: bool,
+}
+
+impl VolumeSpace {
+    /// The first bytes of the file, and its size. All are 0 if it is not there.
+    pub fn begin(&self, len: usize) -> Result<(Vec<u8>, u64)> {
+        let size = self.volume.size(&self.file)?.unwrap_or(0);
+        let map = |n, flags| self.volume.map(&self.file, n, flags);
+        Ok((first_bytes(len, size, map)?, size))
+    }
+}
+
+fn first_bytes(
+    len: usize,
+    size: u64,
+    map: impl FnOnce(usize, MapFlags) -> Result<Mapping>,
+) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    if size == 0 {
+        return Ok(bytes);
+    }
+    let flags = MapFlags {
+        read_only: true,
+        ..MapFlags::default()
+    };
+    let n = len.min(size as usize);
+    let m = map(n, flags)?;
+    // SAFETY: the mapping has `n` bytes, and stays until it is unmapped below.
+    unsafe { std::ptr::copy_nonoverlapping(m.ptr, bytes.as_mut_ptr(), n) };
+    unmap(m.ptr, m.len)?;
+    Ok(bytes)
+}
+
+/// A file of a volume, as a node that follows shows it.
+pub struct ReaderSpace {
+    pub reader: Reader,
+    pub file: String,
+}
+
+impl ReaderSpace {
+    /// The first bytes of the file, and its size.
+    pub fn begin(&self, len: usize) -> Result<(Vec<u8>, u64)> {
+        let Some(size) = self.reader.size(&self.file)? else {
+            return Err(Error::NotFound(format!(
+                "volume {} has no file {}",
+                self.reader.name(),
+                self.file
+            )));
+        };
+        let map = |n, flags| self.reader.map(&self.file, n, flags);
+        Ok((first_bytes(len, size, map)?, size))
+    }
+
+    fn refuse(&self) -> Error {
+        Error::ReadOnly(format!("heap {} is only read here", self.file))
+    }
+}
+
+impl Space for ReaderSpace {
+    fn map(&self, offset: u64, len: usize, at: *mut u8) -> Result<()> {
+        let flags = MapFlags {
+            read_only: true,
+            offset,
+            fixed_at: at as usize,
+            ..MapFlags::default()
+        };
+        // SAFETY: the heap has reserved these addresses, and nobody uses them yet.
+        let mapped = unsafe { self.reader.map_over(&self.file, len, flags) };
+        mapped.map(drop)
+    }
+
+    fn commit(&self, _: &[Span], _: bool) -> Result<()> {
+        Err(self.refuse())
+    }
+
+    fn sync(&self, _: &[Span]) -> Result<()> {
+        Err(self.refuse())
+    }
+
+    fn expect(&self, (at, len): Span) {
+        if self.exact {
+            // Without it the stores themselves make the pages.
+            let _ = mojim::populate(at, len);
+        }
+    }
+
+    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
+        end(at, len)
+    }
+}
+
+fn end(at: *mut u8, len: usize) -> Result<()> {
+    match unmap(at, len) {
+        // The volume was detached, and took its regions with it.
+        Err(Error::NotFound(_)) => Ok(()),
+        done => done,
+    }
+}
+
+impl Space for VolumeSpace {
+    fn map(&self, offset: u64, len: usize, at: *mut u8) -> Result<()> {
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            untracked: self.exact,
+            offset,
+            fixed_at: at as usize,
+            ..MapFlags::default()
+        };
+        // SAFETY: the heap has reserved these addresses, and nobody uses them yet.
+        let mapped = unsafe { self.volume.map_over(&self.file, len, flags) };
+        mapped.map(drop)
+    }
+
+    fn commit(&self, spans: &[Span], wait: bool) -> Result<()> {
+        match wait {
+            true => gmsync(spans).map(drop),
+            false => gmsync_async(spans).map(drop),
+        }
+    }
+
+    fn sync(&self, mappings: &[Span]) -> Result<()> {
+        gmsync(mappings).map(drop)
+    }
+
+    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
+        end(at, len)
+    }
+}

@@ -1,0 +1,60 @@
+//! Arrays that are reserved whole and take memory where they are used.
+
+use std::marker::PhantomData;
+use std::ops::Index;
+
+use mojim_env::{Error, Result};
+
+/// Types of which a zeroed value is valid, and which threads may share.
+///
+/// # Safety
+/// As said.
+pub unsafe trait Zeroed: Sync {}
+
+/// `len` values in anonymous memory, zero at first.
+pub struct Table<T: Zeroed> {
+    at: *mut T,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+// SAFETY: it owns its memory, and gives shared references to what is `Sync`.
+unsafe impl<T: Zeroed> Send for Table<T> {}
+// SAFETY: as above.
+unsafe impl<T: Zeroed> Sync for Table<T> {}
+
+impl<T: Zeroed> Table<T> {
+    /// Reserves it.
+    pub fn new(len: usize) -> Result<Table<T>> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let bytes = len * size_of::<T>();
+        // SAFETY: new memory, at an address of the system's choice.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags) };
+        let at = at.map_err(|e| Error::io("reserving a heap's tables", &e.into()))?;
+        Ok(Table {
+            at: at.cast(),
+            len,
+            of: PhantomData,
+        })
+    }
+}
+
+impl<T: Zeroed> Index<usize> for Table<T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn index(&self, i: usize) -> &T {
+        assert!(i < self.len, "beyond a heap's table");
+        // SAFETY: inside the mapping, which stays as long as `self`; zeros are valid.
+        unsafe { &*self.at.add(i) }
+    }
+}
+
+impl<T: Zeroed> Drop for Table<T> {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, and no reference outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len * size_of::<T>()) };
+    }
+}

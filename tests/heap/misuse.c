@@ -1,0 +1,148 @@
+/* What a program does wrong with a heap has an errno and a text; nothing crashes. */
+#include <errno.h>
+#include <mojim_heap.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define REFUSED(call, failed, with)                                                        \
+    do {                                                                                   \
+        errno = 0;                                                                         \
+        if ((call) != (failed) || errno != (with) || !*mojim_last_error()) {               \
+            printf("%d: " #call ": errno %d, %s\n", __LINE__, errno, mojim_last_error());  \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+#define DONE(call)                                                                         \
+    do {                                                                                   \
+        if (!(call)) {                                                                     \
+            printf("%d: " #call ": errno %d, %s\n", __LINE__, errno, mojim_last_error());  \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+static void blocks(mojim_heap_t *h)
+{
+    char *p, *q;
+    DONE(p = mojim_malloc(h, 100));
+    DONE(mojim_usable_size(p) >= 100);
+    REFUSED(mojim_free(p + 16), -1, EINVAL);
+    REFUSED(mojim_free(p + 1), -1, EINVAL);
+    REFUSED(mojim_free(&h), -1, EINVAL);
+    REFUSED(mojim_usable_size(p + 8), 0, EINVAL);
+    DONE(mojim_free(p) == 0);
+    REFUSED(mojim_free(p), -1, EINVAL);
+    REFUSED(mojim_usable_size(p), 0, EINVAL);
+    DONE(mojim_free(NULL) == 0);
+    DONE(p = mojim_malloc(h, 0));
+    DONE(mojim_free(p) == 0);
+    DONE(p = mojim_malloc(h, 1000000));
+    memset(p, 7, 1000000);
+    REFUSED(mojim_free(p + 16384), -1, EINVAL);
+    DONE(p = mojim_realloc(h, p, 3000000));
+    DONE(p[999999] == 7);
+    DONE(p = mojim_realloc(h, p, 10));
+    DONE(p[9] == 7);
+    DONE(mojim_free(p) == 0);
+    REFUSED(mojim_realloc(h, p, 5), NULL, EINVAL);
+    REFUSED(mojim_malloc(h, SIZE_MAX), NULL, ENOMEM);
+    REFUSED(mojim_malloc(h, SIZE_MAX / 2 + 1), NULL, ENOMEM);
+    REFUSED(mojim_malloc(h, (size_t)1 << 40), NULL, ENOMEM);
+    REFUSED(mojim_calloc(h, SIZE_MAX / 2, 3), NULL, ENOMEM);
+    for (size_t align = 1; align <= 1 << 20; align *= 2) {
+        DONE(p = mojim_aligned_alloc(h, align, 50));
+        DONE((uintptr_t)p % align == 0);
+        DONE(q = mojim_aligned_alloc(h, align, 50000));
+        DONE((uintptr_t)q % align == 0);
+        DONE(mojim_free(p) == 0 && mojim_free(q) == 0);
+    }
+    REFUSED(mojim_aligned_alloc(h, 48, 50), NULL, EINVAL);
+    REFUSED(mojim_aligned_alloc(h, 1 << 21, 50), NULL, EINVAL);
+}
+
+static void roots(mojim_heap_t *h)
+{
+    char name[65], *p;
+    memset(name, 'x', 64);
+    name[64] = 0;
+    DONE(p = mojim_malloc(h, 8));
+    REFUSED(mojim_root(h, "none", NULL), NULL, ENOENT);
+    REFUSED(mojim_root(h, NULL, NULL), NULL, EINVAL);
+    REFUSED(mojim_root_set(h, "", p, NULL), -1, EINVAL);
+    REFUSED(mojim_root_set(h, name, p, NULL), -1, EINVAL);
+    REFUSED(mojim_root_set(h, "r", &p, NULL), -1, EINVAL);
+    DONE(mojim_root_set(h, "r", p, "struct a") == 0);
+    REFUSED(mojim_root(h, "r", "struct b"), NULL, EINVAL);
+    DONE(strstr(mojim_last_error(), "struct a") && strstr(mojim_last_error(), "struct b"));
+    DONE(mojim_root(h, "r", "struct a") == p);
+    DONE(mojim_root_set(h, "r", NULL, NULL) == 0);
+    REFUSED(mojim_root(h, "r", "struct a"), NULL, ENOENT);
+    for (int i = 0; i < 128; i++) {
+        snprintf(name, sizeof name, "root %d", i);
+        DONE(mojim_root_set(h, name, p, NULL) == 0);
+    }
+    REFUSED(mojim_root_set(h, "one more", p, NULL), -1, EINVAL);
+    DONE(mojim_free(p) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    mojim_t *m;
+    mojim_heap_t *h, *other;
+    void *at = (void *)0x222200000000;
+    DONE(m = mojim_attach(argv[1], "a", NULL));
+    REFUSED(mojim_heap_open(NULL, "h", 0, NULL, 0), NULL, EINVAL);
+    REFUSED(mojim_heap_open(m, NULL, 0, NULL, 0), NULL, EINVAL);
+    REFUSED(mojim_heap_open(m, "h", 0, NULL, 64), NULL, EINVAL);
+    REFUSED(mojim_heap_open(m, "h", 0, (void *)4096, 0), NULL, EINVAL);
+    REFUSED(mojim_heap_open(m, "h", (size_t)1 << 47, NULL, 0), NULL, ENOMEM);
+    /* Another program's file is not taken for a heap. */
+    DONE(mojim_map(m, "other", 4096, MOJIM_CREATE) != MAP_FAILED);
+    REFUSED(mojim_heap_open(m, "other", 0, NULL, 0), NULL, EUCLEAN);
+    DONE(h = mojim_heap_open(m, "h", 200 << 20, at, 0));
+    DONE(mojim_heap_of(at) == h && mojim_heap_of(NULL) == h && mojim_heap_of(&h) == NULL);
+    REFUSED(mojim_heap_open(m, "h", 0, NULL, 0), NULL, EBUSY);
+    REFUSED(mojim_heap_open(m, "i", 200 << 20, at, 0), NULL, EADDRINUSE);
+    blocks(h);
+    roots(h);
+    DONE(mojim_heap_sync(h) == 0);
+    /* All of its capacity. */
+    void *last = NULL, *p;
+    while ((p = mojim_malloc(h, 10 << 20)))
+        last = p;
+    DONE(errno == ENOMEM && last);
+    DONE(mojim_free(last) == 0);
+    DONE(mojim_malloc(h, 9 << 20) == last);
+    pid_t child = fork();
+    if (child == 0) {
+        REFUSED(mojim_heap_sync(h), -1, EOPNOTSUPP);
+        REFUSED(mojim_malloc(h, 60000), NULL, EOPNOTSUPP);
+        _exit(0);
+    }
+    int status;
+    DONE(waitpid(child, &status, 0) == child && status == 0);
+    DONE(mojim_heap_close(h) == 0);
+    REFUSED(mojim_heap_close(h), -1, EINVAL);
+    REFUSED(mojim_malloc(h, 8), NULL, EINVAL);
+    REFUSED(mojim_heap_sync(h), -1, EINVAL);
+    REFUSED(mojim_free(last), -1, EINVAL);
+    /* The same addresses again; and those of a mapping of the program. */
+    DONE(other = mojim_heap_open(m, "i", 200 << 20, at, 0));
+    REFUSED(mojim_heap_open(m, "h", 0, NULL, 0), NULL, EADDRINUSE);
+    DONE(mojim_heap_close(other) == 0);
+    DONE(mmap((char *)at + (100 << 20), 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+              -1, 0) != MAP_FAILED);
+    REFUSED(mojim_heap_open(m, "h", 0, NULL, 0), NULL, EADDRINUSE);
+    DONE(munmap((char *)at + (100 << 20), 4096) == 0);
+    DONE(h = mojim_heap_open(m, "h", 0, NULL, 0));
+    DONE(mojim_root(h, "root 5", NULL));
+    REFUSED(mojim_root(h, "r", NULL), NULL, ENOENT);
+    DONE(mojim_detach(m) == 0);
+    REFUSED(mojim_heap_sync(h), -1, EINVAL);
+    printf("all refused\n");
+    return 0;
+}
