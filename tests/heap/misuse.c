@@ -12,14 +12,14 @@
     do {                                                                                   \
         errno = 0;                                                                         \
         if ((call) != (failed) || errno != (with) || !*mojim_last_error()) {               \
-            printf("%d: " #call ": errno %d, %s\n", __LINE__, errno, mojim_last_error());  \
+            printf("%d: %s: errno %d, %s\n", __LINE__, #call, errno, mojim_last_error());  \
             exit(1);                                                                       \
         }                                                                                  \
     } while (0)
 #define DONE(call)                                                                         \
     do {                                                                                   \
         if (!(call)) {                                                                     \
-            printf("%d: " #call ": errno %d, %s\n", __LINE__, errno, mojim_last_error());  \
+            printf("%d: %s: errno %d, %s\n", __LINE__, #call, errno, mojim_last_error());  \
             exit(1);                                                                       \
         }                                                                                  \
     } while (0)
@@ -101,7 +101,11 @@ int main(int argc, char **argv)
     REFUSED(mojim_heap_open(m, "h", 0, (void *)4096, 0), NULL, EINVAL);
     REFUSED(mojim_heap_open(m, "h", (size_t)1 << 47, NULL, 0), NULL, ENOMEM);
     /* Another program's file is not taken for a heap. */
-    DONE(mojim_map(m, "other", 4096, MOJIM_CREATE) != MAP_FAILED);
+    char *strange;
+    DONE((strange = mojim_map(m, "other", 4096, MOJIM_CREATE)) != MAP_FAILED);
+    REFUSED(mojim_heap_open(m, "other", 0, NULL, 0), NULL, EBUSY);
+    strange[100] = 1;
+    DONE(mojim_unmap(strange, 4096) == 0);
     REFUSED(mojim_heap_open(m, "other", 0, NULL, 0), NULL, EUCLEAN);
     DONE(h = mojim_heap_open(m, "h", 200 << 20, at, 0));
     DONE(mojim_heap_of(at) == h && mojim_heap_of(NULL) == h && mojim_heap_of(&h) == NULL);

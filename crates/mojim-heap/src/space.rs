@@ -110,13 +110,6 @@ impl Space for ReaderSpace {
         Err(self.refuse())
     }
 
-    fn expect(&self, (at, len): Span) {
-        if self.exact {
-            // Without it the stores themselves make the pages.
-            let _ = mojim::populate(at, len);
-        }
-    }
-
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
         end(at, len)
     }
@@ -154,6 +147,13 @@ impl Space for VolumeSpace {
 
     fn sync(&self, mappings: &[Span]) -> Result<()> {
         gmsync(mappings).map(drop)
+    }
+
+    fn expect(&self, (at, len): Span) {
+        if self.exact {
+            // Without it the stores themselves make the pages.
+            let _ = mojim::populate(at, len);
+        }
     }
 
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
