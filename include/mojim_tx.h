@@ -1,5 +1,117 @@
-/* mojim_tx.h - durable transactions. */
+/* mojim_tx.h - durable transactions: several stores, all of them or none.
+ *
+ * A transaction changes memory in place and commits what it changed as one sync
+ * point: durable and replicated as the volume's mode says, whole or not at all
+ * after any failure. An abort gives the memory what it had. This header is the
+ * manual; docs/transactions.md has examples, and blocks that the compiler
+ * captures (gcc -fgnu-tm). mojim.h has the conventions.
+ * Source: Mnemosyne, "Durable memory transactions".
+ *
+ * CAVEATS FIRST
+ *
+ * 1. There is no concurrency control. A transaction belongs to the thread that
+ *    began it; threads have theirs at the same time, and each commit has its own
+ *    thread's bytes only. Two that change the same bytes, or one that reads what another
+ *    has not committed, need a lock of the program's, held from before the first
+ *    such access until the commit has returned.
+ * 2. Memory that was stored to without mojim_tx_add is neither committed nor
+ *    taken back. Add before you store.
+ * 3. Map regions with MAP_ATOMIC (heaps are). Without it, an unmap, a detach and the
+ *    program's end commit the region as it is, with half of what is open.
+ * 4. mojim_msync and gmsync do not know of transactions: of a range in which one
+ *    is open they commit half of it. mojim_heap_sync waits for open ones.
+ * 5. Signal handlers may not call these functions, nor store to what a
+ *    transaction changes. A longjmp out of a transaction leaves it open: abort it
+ *    where the jump lands. One out of a captured block is undefined.
+ *    A thread that ends (pthread_exit, cancellation) aborts what it has open. A process
+ *    that ends commits nothing of it.
+ * 6. In a child made by fork mojim_tx_begin fails with EOPNOTSUPP. What its parent had open
+ *    there can be aborted, in the child's copy of the memory.
+ * 7. All regions of one transaction are of one volume: else the commit fails with
+ *    EINVAL. Stores to other memory (a stack, malloc's) are taken back by an
+ *    abort, and not committed. A volume that rounds to pages (msync_rounding =
+ *    "page") is refused at the commit, with EOPNOTSUPP.
+ */
 #ifndef MOJIM_TX_H
 #define MOJIM_TX_H
+
 #include <mojim_heap.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A function that a __transaction_atomic block may call as it is. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define MOJIM_TX_PURE __attribute__((transaction_pure))
+#else
+#define MOJIM_TX_PURE
+#endif
+
+/* ---- explicit transactions ------------------------------------------------ */
+
+/* Begins a transaction; inside one, a level of it. 0, or -1: EOPNOTSUPP in a forked child,
+ * ENOMEM. Waits while another thread is in mojim_heap_sync. */
+int mojim_tx_begin(void);
+
+/* Notes `len` bytes that are about to be stored to, anywhere: an abort gives
+ * them what they have now, the commit commits what they have then. Adding bytes
+ * twice does no harm, and costs their length again. -1: EINVAL where no transaction is
+ * open, ENOMEM (then do not store). */
+MOJIM_TX_PURE int mojim_tx_add(void *addr, size_t len);
+
+/* The same for bytes that hold nothing yet: an abort leaves them as they are, so
+ * they are not copied. */
+MOJIM_TX_PURE int mojim_tx_add_new(void *addr, size_t len);
+
+/* mojim_tx_add of 8 bytes, and the store. */
+MOJIM_TX_PURE int mojim_tx_set(uint64_t *place, uint64_t value);
+
+/* Ends the innermost level. An inner one's changes become the outer one's. The outermost
+ * commits: all bytes that were added, exactly, as one sync point. -1 with the errno of gmsync, or
+ * ENOMEM: the transaction stays open with its stores in memory. Call again, or
+ * abort; after ETIMEDOUT it may be in doubt, and only the former is left. What was stored
+ * between two tries is in the later one; the earlier one may be committed by itself. */
+int mojim_tx_commit(void);
+
+/* Takes the innermost level back, and ends it. -1 with ETIMEDOUT where it is in
+ * doubt: it may be committed. After ESTALE or EIO it is taken back in memory, where
+ * nothing can be committed any more; what the volume has shows after an attach. */
+int mojim_tx_abort(void);
+
+/* How many levels the thread has open; 0: no transaction. */
+MOJIM_TX_PURE int mojim_tx_is_open(void);
+
+/* Have `f` called with `arg`: after the outermost level's commit, when the transaction is closed, in
+ * the order of the calls; or when this level is taken back, in the reverse order, in its turn
+ * among the stores. `f` does not throw; at an abort it begins and ends no transaction. */
+MOJIM_TX_PURE int mojim_tx_on_commit(void (*f)(void *arg), void *arg);
+MOJIM_TX_PURE int mojim_tx_on_abort(void (*f)(void *arg), void *arg);
+
+/* ---- captured blocks ------------------------------------------------------------ */
+
+/* A __transaction_atomic block (gcc -fgnu-tm, linked with -lmojim_itm -lmojim)
+ * cannot return an error. When its commit fails:
+ *
+ *   - By default ETIMEDOUT and ENOMEM are tried again, for ever: the block ends
+ *     when it is committed. After any other error it is given up: its stores
+ *     stay in memory, and no transaction of the process is committed any more; a
+ *     line on standard error says so, and mojim_tx_failed. The program goes on.
+ *   - With a handler: it is called in the thread, with the errno and the text,
+ *     and returns not 0 to try again, 0 to give up. It calls nothing of Mojim but
+ *     mojim_last_error. NULL: the default.
+ */
+typedef int (*mojim_tx_handler)(int error, const char *text, void *arg);
+void mojim_tx_on_failure(mojim_tx_handler handler, void *arg);
+
+/* The errno for which a block of this process was given up; 0: none was. */
+MOJIM_TX_PURE int mojim_tx_failed(void);
+
+/* For libmojim_itm.so alone. */
+void *mojim_tx_thread_1(void);
+
+#ifdef __cplusplus
+}
+#endif
+
 #endif

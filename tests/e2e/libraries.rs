@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The directory with libmojim.so and libmojim_preload.so, of this source.
+/// The directory with libmojim.so, libmojim_itm.so and libmojim_preload.so, of this source.
 pub fn libraries() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -22,7 +22,8 @@ pub fn libraries() -> &'static Path {
         };
         if std::env::var_os("MOJIM_BUILT").is_none() {
             let ok = Command::new(env!("CARGO"))
-                .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"])
+                .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-itm"])
+                .args(["-p", "mojim-preload"])
                 .args(["--profile", profile, "--target-dir"])
                 .arg(dir.parent().unwrap())
                 .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
@@ -30,7 +31,7 @@ pub fn libraries() -> &'static Path {
                 .unwrap();
             assert!(ok.success(), "building the libraries failed");
         }
-        for name in ["libmojim.so", "libmojim_preload.so"] {
+        for name in ["libmojim.so", "libmojim_itm.so", "libmojim_preload.so"] {
             assert!(
                 dir.join(name).exists(),
                 "{name} is not in {}",

@@ -14,6 +14,7 @@
 
 mod heap;
 mod persistent;
+mod tx;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

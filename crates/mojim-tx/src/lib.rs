@@ -1,3 +1,26 @@
 //! Durable transactions: an undo log in memory, stores in place, commit by exact ranges.
 //!
-//! Source: Mnemosyne, "Durable memory transactions".
+//! Source: Mnemosyne, "Durable memory transactions". `include/mojim_tx.h` is the manual.
+//!
+//! Owns each thread's transaction (`object.rs`, `thread.rs`), how it ends (`commit.rs`), and the interface for
+//! those who write down their stores (`explicit.rs`). The log itself is `mojim-undo`'s, which
+//! libmojim_itm.so appends to for blocks that the compiler captures.
+//!
+//! Invariants:
+//! - What a transaction stored is committed by one sync point, or it is taken back.
+//! - One that is in doubt is never taken back: it may be committed.
+//! - A commit contains the transaction's own bytes and no others, not even in gaps between them:
+//!   these may be half of what another thread is storing.
+//! - No function panics across the C interface, none ends the process.
+
+mod commit;
+mod explicit;
+mod object;
+mod thread;
+
+pub use commit::{Decides, failed, on_failure};
+pub use explicit::{
+    Tx, abort, add, add_new, atomically, begin, commit, depth, end_quickly, is_open, on_abort,
+    on_commit,
+};
+pub use thread::thread_log;

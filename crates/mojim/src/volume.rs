@@ -5,7 +5,7 @@
 //! from any thread.
 //!
 //! The files below import downwards only, and none imports this one: `children`; `owner`;
-//! `windows`; `sync_point`; `names`, `batch`, `remembered`; `table`, `copies`; `attached`; `memory`,
+//! `windows`; `exact`; `sync_point`; `names`, `batch`, `remembered`; `table`, `copies`; `attached`; `memory`,
 //! `place`.
 //!
 //! Invariants:
@@ -40,6 +40,7 @@ mod attached;
 mod batch;
 mod children;
 mod copies;
+mod exact;
 mod memory;
 mod names;
 mod owner;
@@ -56,6 +57,8 @@ pub use batch::{Batch, Change};
 #[doc(hidden)]
 pub use children::expect_forks;
 pub use copies::CopyReport;
+#[doc(hidden)]
+pub use exact::{Failure, commit_exact};
 #[doc(hidden)]
 pub use mojim_replica::primary::RoomWait;
 use place::{Attacher, Place};

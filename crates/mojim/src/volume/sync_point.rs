@@ -152,7 +152,7 @@ pub(super) fn nothing(volume: &Inner, until: Until) -> Result<u64> {
 ///
 /// # Errors
 /// If there is no memory for it.
-fn push_piece(
+pub(super) fn push_piece(
     out: &mut Vec<Piece<'_>>,
     region: &Region,
     part: Range<usize>,
@@ -254,7 +254,7 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
 
 /// Notes that an exact-range sync point of these bytes was begun, or that it failed.
 #[inline]
-fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: bool) {
+pub(super) fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: bool) {
     let lsn = begun.as_ref().map_or(0, |b| b.lsn);
     if !region.committed.note(&bytes, lsn, announced) {
         region.copy.mark(bytes);
@@ -272,7 +272,7 @@ fn noted(done: Result<guest::Synced>) -> Result<u64> {
 
 /// Waits for a sync point that was begun, or starts to send it and does not wait.
 #[inline]
-fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
+pub(super) fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
     match until {
         Until::Committed => inner.primary.finish_commit(begun),
         Until::Begun => {

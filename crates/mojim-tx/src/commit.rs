@@ -1,0 +1,258 @@
+//! The end of a transaction: its bytes are committed, or taken back.
+//!
+//! Owns what happens where a commit fails. An explicit transaction's caller gets the error and
+//! the transaction stays open. A captured block has no caller that could take an error: the commit
+//! is repeated, or given up for good.
+//!
+//! Invariants:
+//! - After a block was given up, no transaction of the process is committed any more: one that
+//!   builds on stores that nobody committed would be half a change.
+//! - What is to happen after a commit happens when the transaction is closed, so it may begin
+//!   another one.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering::*};
+use std::time::Duration;
+
+use mojim::commit_exact;
+use mojim_env::threads::{cancel_again, cancel_waits};
+use mojim_env::{Error, Result};
+use mojim_undo::{Entry, Log};
+
+use crate::object::{Later, Thread, no_memory, tell, tidy};
+
+/// Decides about a captured block that could not be committed: not 0 to try again.
+pub type Decides = unsafe extern "C-unwind" fn(c_int, *const c_char, *mut c_void) -> c_int;
+
+/// The errno for which a captured block was given up.
+static FAILED: AtomicI32 = AtomicI32::new(0);
+static DECIDES: Mutex<Option<(Decides, usize)>> = Mutex::new(None);
+
+/// How long a commit waits for memory before it is repeated.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The errno for which a captured block of this process was given up; 0 if none was.
+pub fn failed() -> i32 {
+    FAILED.load(Acquire)
+}
+
+/// Has `decides` asked about captured blocks that cannot be committed; `None` for the default.
+pub fn on_failure(decides: Option<Decides>, arg: *mut c_void) {
+    let mut now = DECIDES.lock().unwrap_or_else(|e| e.into_inner());
+    *now = decides.map(|d| (d, arg as usize));
+}
+
+/// Commits the outermost level. After an error the transaction is open as before.
+///
+/// # Safety
+/// `t` is the calling thread's, with one level open.
+pub(crate) unsafe fn outermost(t: *mut Thread) -> Result<()> {
+    // SAFETY: the caller's promise. No reference outlives a call of the program's.
+    let later = unsafe {
+        let t = &mut *t;
+        check(t)?;
+        collect(t)?;
+        if let Err(e) = commit_exact(&t.ranges) {
+            match e.error.errno() {
+                libc::ETIMEDOUT => t.in_doubt |= e.begun,
+                // This process commits nothing more, whatever becomes of it.
+                libc::ESTALE | libc::EIO | libc::ENOSPC => t.in_doubt = false,
+                _ => {}
+            }
+            return Err(e.error);
+        }
+        t.in_doubt = false;
+        t.log.close();
+        tidy(t);
+        std::mem::take(&mut t.later)
+    };
+    if later.capacity() > 0 {
+        // SAFETY: as above.
+        unsafe { run(t, later) };
+    }
+    Ok(())
+}
+
+fn check(t: &Thread) -> Result<()> {
+    let text = match (t.log.broken, failed()) {
+        (0, 0) => return Ok(()),
+        (libc::ENOMEM, _) => return Err(no_memory()),
+        (0, _) => {
+            "a captured block of this process could not be committed (mojim_tx_failed): no transaction is, since it could build on that block's stores; attach anew in a new process"
+        }
+        _ => {
+            "the transaction called what no transaction can take back (__transaction_relaxed with an unsafe call): nothing of it is committed; use __transaction_atomic"
+        }
+    };
+    Err(Error::Unsupported(text.into()))
+}
+
+/// The bytes that were stored to, ascending, each once.
+fn collect(t: &mut Thread) -> Result<()> {
+    let Thread { log, ranges, .. } = t;
+    ranges.clear();
+    for entry in log.entries() {
+        let Entry::Bytes { addr, len } = entry else {
+            continue;
+        };
+        if ranges.len() == ranges.capacity() && ranges.try_reserve(1).is_err() {
+            return Err(no_memory());
+        }
+        ranges.push(addr..addr + len);
+    }
+    ranges.sort_unstable_by_key(|r| r.start);
+    ranges.dedup_by(|next, last| {
+        // Only what overlaps or touches: what lies in a gap is not ours to commit.
+        let joins = next.start <= last.end;
+        if joins {
+            last.end = last.end.max(next.end);
+        }
+        joins
+    });
+    Ok(())
+}
+
+/// What is to happen after a commit. What is called does not unwind.
+///
+/// # Safety
+/// `t` is the calling thread's, and closed.
+unsafe fn run(t: *mut Thread, mut later: Vec<Later>) {
+    for what in later.drain(..) {
+        match what {
+            // SAFETY: the program's promise, when it gave the function.
+            Later::Call(f, arg) => unsafe { f(arg) },
+        }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if (*t).later.capacity() == 0 {
+            (*t).later = later;
+        }
+    }
+}
+
+/// Takes the innermost level back and ends it. Bytes in `dead` stay.
+///
+/// # Safety
+/// `t` is the calling thread's, and a level is open.
+pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let log = &raw mut (*t).log;
+        let level = *(*log).levels().last().expect("a level is open");
+        Log::take_back(log, level.mark, dead);
+        let undone = (*t).later.drain(level.later as usize..).rev();
+        undone.for_each(|what| match what {
+            Later::Call(..) => {}
+        });
+        (*log).later = level.later;
+        (*log).catches = level.catches;
+        (*log).drop_level();
+        if (*log).depth == 0 {
+            tidy(&mut *t);
+        }
+    }
+}
+
+/// A thread ends: what it has open is taken back, unless it is in doubt.
+///
+/// # Safety
+/// `t` is the calling thread's.
+pub(crate) unsafe fn thread_ends(t: *mut Thread) {
+    // SAFETY: the caller's promise. The thread's stack has nothing that is used any more.
+    unsafe {
+        if (*t).in_doubt {
+            tell("a thread ended with a transaction that is in doubt: its stores stay in memory");
+            (*t).in_doubt = false;
+            (*t).later.clear();
+            (*t).log.close();
+        }
+        while !(*t).log.levels().is_empty() {
+            take_back(t, stack());
+        }
+    }
+}
+
+/// The calling thread's stack.
+fn stack() -> Range<usize> {
+    let (mut base, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: the thread's own attributes, which are destroyed.
+    unsafe {
+        let mut attr = std::mem::zeroed();
+        if libc::pthread_getattr_np(libc::pthread_self(), &mut attr) != 0 {
+            return 0..0;
+        }
+        libc::pthread_attr_getstack(&attr, &mut base, &mut size);
+        libc::pthread_attr_destroy(&mut attr);
+    }
+    base as usize..base as usize + size
+}
+
+/// Commits a captured block, or gives it up.
+///
+/// # Safety
+/// `log` is the calling thread's, with one level open.
+pub(crate) unsafe extern "C-unwind" fn captured(log: *mut Log) {
+    let t = log.cast::<Thread>();
+    let cancel = cancel_waits();
+    loop {
+        // SAFETY: the caller's promise; a log is the first field of its thread's object.
+        let done = catch_unwind(AssertUnwindSafe(|| unsafe { outermost(t) }));
+        let error = match done {
+            Ok(Ok(())) => break,
+            Ok(Err(e)) => e,
+            // SAFETY: as above.
+            Err(_) if unsafe { (*t).log.depth == 0 } => break,
+            Err(_) => Error::Poisoned("internal error in a commit".into()),
+        };
+        if !again(&error) {
+            give_up(t, &error);
+            break;
+        }
+    }
+    cancel_again(cancel);
+}
+
+/// Whether to commit a captured block once more.
+pub(crate) fn again(error: &Error) -> bool {
+    let decides = *DECIDES.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((decides, arg)) = decides {
+        let text = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
+        // SAFETY: the program's promise, when it gave the function.
+        return unsafe { decides(error.errno(), text.as_ptr(), arg as *mut c_void) } != 0;
+    }
+    if error.errno() == libc::ENOMEM {
+        std::thread::sleep(PAUSE);
+    }
+    [libc::ETIMEDOUT, libc::ENOMEM].contains(&error.errno())
+}
+
+pub(crate) fn give_up(t: *mut Thread, error: &Error) {
+    // SAFETY: the calling thread's own.
+    let t = unsafe { &mut *t };
+    let first = FAILED.compare_exchange(0, error.errno().max(1), AcqRel, Acquire);
+    if first.is_ok() {
+        tell(&format!(
+            "a transaction that cannot be taken back is not committed, and none is from here on: {error}"
+        ));
+    }
+    t.in_doubt = false;
+    t.later.clear();
+    t.log.close();
+    tidy(t);
+}
+
+/// Takes the innermost level of a captured block back. Frames of the stack from the
+/// caller's to `sp` stay as they are.
+///
+/// # Safety
+/// `log` is the calling thread's, and a level is open.
+pub(crate) unsafe extern "C-unwind" fn captured_abort(log: *mut Log, sp: usize) {
+    let here = 0u8;
+    let from = (&raw const here as usize).saturating_sub(64 << 10);
+    // SAFETY: the caller's promise. What lies below is this call's, and of those it makes.
+    unsafe { take_back(log.cast::<Thread>(), from.min(sp)..sp) };
+}

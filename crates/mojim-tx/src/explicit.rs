@@ -1,0 +1,248 @@
+//! Transactions whose stores the program writes down.
+//!
+//! Every function concerns the calling thread's transaction.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use mojim_env::{Error, Result};
+use mojim_memory::fork::check_fork;
+use mojim_undo::Log;
+
+use crate::commit::{again, give_up, outermost, take_back};
+use crate::object::{Later, Thread, no_memory, push_later};
+use crate::thread::{known, mine};
+
+/// Begins a transaction, or a level of the one that is open.
+///
+/// # Errors
+/// `Unsupported` in a forked child; `Io` with ENOMEM.
+#[inline]
+pub fn begin() -> Result<()> {
+    check_fork()?;
+    let t = mine()?;
+    // SAFETY: the calling thread's own.
+    match unsafe { Log::begin(t.cast(), false) }.is_null() {
+        true => Err(no_memory()),
+        false => Ok(()),
+    }
+}
+
+/// Whether the calling thread has a transaction open.
+#[inline]
+pub fn is_open() -> bool {
+    depth() > 0
+}
+
+/// How many levels the calling thread has open.
+#[inline]
+pub fn depth() -> usize {
+    let t = known();
+    // SAFETY: the calling thread's own.
+    unsafe { t.as_ref() }.map_or(0, |t| t.log.levels().len())
+}
+
+/// The calling thread's transaction, which is open.
+#[inline]
+fn open() -> Result<*mut Thread> {
+    match is_open() {
+        true => Ok(known()),
+        false => Err(Error::Invalid(
+            "no transaction is open in this thread: mojim_tx_begin".into(),
+        )),
+    }
+}
+
+/// As [`open`], where the program began the innermost level itself.
+fn begun() -> Result<*mut Thread> {
+    let t = open()?;
+    // SAFETY: the calling thread's own.
+    let last = unsafe { (*t).log.levels().last().map(|l| l.captured) };
+    match last {
+        Some(1) => Err(Error::Invalid(
+            "the innermost transaction is a __transaction_atomic block, which ends itself".into(),
+        )),
+        _ => Ok(t),
+    }
+}
+
+fn noted(done: bool) -> Result<()> {
+    match done {
+        true => Ok(()),
+        false => Err(no_memory()),
+    }
+}
+
+/// Notes bytes that the transaction is about to store to: an abort gives them what they have
+/// now, a commit commits what they have then.
+///
+/// # Safety
+/// The bytes can be read and written until the transaction ends.
+#[inline]
+pub unsafe fn add(addr: *mut u8, len: usize) -> Result<()> {
+    let t = open()?;
+    if addr.is_null() && len > 0 {
+        return Err(Error::Invalid("the address is NULL".into()));
+    }
+    // SAFETY: the caller's promise; the calling thread's own log.
+    noted(unsafe {
+        match len {
+            8 => Log::save::<8>(t.cast(), addr),
+            _ => Log::save_bytes(t.cast(), addr, len),
+        }
+    })
+}
+
+/// As [`add`], for bytes whose content does not matter before: an abort leaves them as they are.
+///
+/// # Safety
+/// As for [`add`].
+pub unsafe fn add_new(addr: *mut u8, len: usize) -> Result<()> {
+    let t = open()?;
+    // SAFETY: the caller's promise; the calling thread's own log.
+    noted(unsafe { Log::fresh(t.cast(), addr, len) })
+}
+
+/// Has `f` called after the commit of the outermost level, when the transaction is closed.
+///
+/// # Safety
+/// `f` may be called with `arg` then.
+pub unsafe fn on_commit(
+    f: unsafe extern "C-unwind" fn(*mut c_void),
+    arg: *mut c_void,
+) -> Result<()> {
+    let t = open()?;
+    // SAFETY: the calling thread's own.
+    noted(push_later(unsafe { &mut *t }, Later::Call(f, arg)))
+}
+
+/// Has `f` called if the level is taken back, in the reverse order of all that is.
+///
+/// # Safety
+/// `f` may be called with `arg` then. It begins and ends no transaction.
+pub unsafe fn on_abort(
+    f: unsafe extern "C-unwind" fn(*mut c_void),
+    arg: *mut c_void,
+) -> Result<()> {
+    let t = open()?;
+    // SAFETY: the caller's promise; the calling thread's own log.
+    noted(unsafe { Log::on_abort(t.cast(), f, arg) })
+}
+
+/// Ends the innermost level. If it is the outermost: commits all that the transaction has noted, as
+/// one sync point.
+///
+/// # Errors
+/// As [`mojim::gmsync`]; the transaction stays open, and the call can be repeated.
+#[inline]
+pub fn commit() -> Result<()> {
+    let t = begun()?;
+    // SAFETY: the calling thread's own, and a level is open.
+    unsafe {
+        match Log::end(t.cast()) {
+            true => Ok(()),
+            false => outermost(t),
+        }
+    }
+}
+
+/// Ends the innermost level if there is nothing to commit for it. Else nothing has changed.
+#[inline]
+pub fn end_quickly() -> bool {
+    let t = known();
+    // SAFETY: the calling thread's own.
+    unsafe {
+        let last = match t.is_null() {
+            true => None,
+            false => (*t).log.levels().last(),
+        };
+        last.is_some_and(|l| l.captured == 0) && Log::end(t.cast())
+    }
+}
+
+/// Takes the innermost level back, and ends it.
+///
+/// # Errors
+/// `Timeout` where a commit failed so after it had its place in the log: it may be committed.
+pub fn abort() -> Result<()> {
+    let t = begun()?;
+    // SAFETY: the calling thread's own, and a level is open.
+    unsafe {
+        if (*t).in_doubt {
+            return Err(Error::Timeout(
+                "the transaction is in doubt: its commit may have happened; commit it again".into(),
+            ));
+        }
+        take_back(t, 0..0);
+    }
+    Ok(())
+}
+
+/// The transaction of [`atomically`].
+#[derive(Debug)]
+pub struct Tx(PhantomData<*mut ()>);
+
+impl Tx {
+    /// Notes bytes that are about to be stored to ([`add`]).
+    ///
+    /// # Safety
+    /// As for [`add`].
+    pub unsafe fn add(&self, addr: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { add(addr, len) }
+    }
+
+    /// Stores a value; an abort takes it back.
+    ///
+    /// # Safety
+    /// As for [`add`]: the place stays until the transaction ends, whatever becomes of the
+    /// reference.
+    pub unsafe fn set<T: Copy>(&self, place: &mut T, value: T) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { add((&raw mut *place).cast(), size_of::<T>())? };
+        *place = value;
+        Ok(())
+    }
+}
+
+struct TakesBack(usize);
+
+impl Drop for TakesBack {
+    fn drop(&mut self) {
+        let t = known();
+        // SAFETY: the calling thread's own.
+        unsafe {
+            while (*t).log.levels().len() > self.0 {
+                take_back(t, 0..0);
+            }
+        }
+    }
+}
+
+/// Runs `f` in a transaction: commits what it noted if it succeeds, takes it back if it fails or
+/// panics. A commit that is in doubt is repeated until it is known (`mojim_tx_on_failure` has
+/// another rule).
+///
+/// # Errors
+/// Those of `f`; those of the commit, where it was taken back or never can be made.
+pub fn atomically<T, E: From<Error>>(f: impl FnOnce(&Tx) -> Result<T, E>) -> Result<T, E> {
+    begin()?;
+    let t = known();
+    // SAFETY: the calling thread's own.
+    let takes_back = TakesBack(unsafe { (*t).log.levels().len() } - 1);
+    let value = f(&Tx(PhantomData))?;
+    loop {
+        match commit() {
+            Ok(()) => break,
+            Err(e) if again(&e) => {}
+            // SAFETY: as above.
+            Err(e) if unsafe { (*t).in_doubt } => {
+                give_up(t, &e);
+                return Err(e.into());
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    std::mem::forget(takes_back);
+    Ok(value)
+}

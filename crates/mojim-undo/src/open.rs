@@ -1,0 +1,220 @@
+//! Which threads have a transaction open, so that a sync of a whole heap commits half of none.
+//!
+//! Owns the marks of all threads. A transaction's begin stores its mark and then looks whether
+//! it is held; who wants to be alone holds all marks, then has every processor pass a barrier
+//! (membarrier(2)), then looks at the marks. So one of both sees the other, and a begin costs
+//! a store and a load, without a fence.
+//!
+//! Invariant: while an [`Alone`] lives, no transaction of another thread is open or begins.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence, fence};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+/// A thread's mark.
+#[repr(C)]
+pub struct Mark {
+    open: AtomicU32,
+    /// 0: transactions may begin. 1: they wait. 2: they look with a fence, since the system
+    /// has no membarrier. 3: both.
+    held: AtomicU32,
+}
+
+const HELD: u32 = 1;
+const FENCED: u32 = 2;
+
+impl Mark {
+    /// Nothing is open.
+    pub const fn new() -> Mark {
+        Mark {
+            open: AtomicU32::new(0),
+            held: AtomicU32::new(0),
+        }
+    }
+
+    /// A transaction is open from here on, if [`Mark::is_held`] says so afterwards.
+    #[inline(always)]
+    pub fn raise(&self) {
+        self.open.store(1, Relaxed);
+        compiler_fence(SeqCst);
+    }
+
+    /// Whether the begin must wait, or look again behind a fence ([`Mark::wait`]).
+    #[inline(always)]
+    pub fn is_held(&self) -> bool {
+        self.held.load(Relaxed) != 0
+    }
+
+    /// The transaction has ended: what it stored is committed or taken back.
+    #[inline(always)]
+    pub fn lower(&self) {
+        self.open.store(0, Release);
+    }
+
+    /// Whether it is up.
+    pub fn is_up(&self) -> bool {
+        self.open.load(Acquire) != 0
+    }
+
+    /// Waits until the mark can be up while nobody is alone.
+    pub fn wait(&self) {
+        loop {
+            fence(SeqCst);
+            if self.held.load(SeqCst) & HELD == 0 {
+                return;
+            }
+            self.lower();
+            pause(|| self.held.load(SeqCst) & HELD == 0);
+            self.raise();
+        }
+    }
+}
+
+impl Default for Mark {
+    fn default() -> Mark {
+        Mark::new()
+    }
+}
+
+/// The marks of all threads that ever had a transaction; those of ended threads are used
+/// again.
+static ALL: Mutex<Vec<&'static Mark>> = Mutex::new(Vec::new());
+/// Whether the process has registered for membarrier.
+static BARRIER: AtomicBool = AtomicBool::new(false);
+
+/// Adds a thread's mark, before its first transaction. Waits while a thread is alone.
+pub fn register(mark: &'static Mark) {
+    let mut all = ALL.lock().unwrap_or_else(|e| e.into_inner());
+    if all.is_empty() {
+        BARRIER.store(barrier::register(), Relaxed);
+    }
+    if !BARRIER.load(Relaxed) {
+        mark.held.store(FENCED, SeqCst);
+    }
+    all.push(mark);
+}
+
+/// No transaction is open in another thread until this is dropped. Those that begin wait.
+pub struct Alone(MutexGuard<'static, Vec<&'static Mark>>);
+
+/// Waits until no other thread has a transaction open, and keeps them from beginning one. The
+/// caller has none open itself, and begins none.
+pub fn alone() -> Alone {
+    let all = ALL.lock().unwrap_or_else(|e| e.into_inner());
+    for mark in &*all {
+        mark.held.fetch_or(HELD, SeqCst);
+    }
+    match BARRIER.load(Relaxed) && !all.is_empty() {
+        true => barrier::pass(),
+        false => fence(SeqCst),
+    }
+    for mark in &*all {
+        pause(|| !mark.is_up());
+    }
+    Alone(all)
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        for mark in &*self.0 {
+            mark.held.fetch_and(!HELD, SeqCst);
+        }
+    }
+}
+
+/// Waits until `done`: for moments without, then with sleep.
+fn pause(done: impl Fn() -> bool) {
+    let mut turns = 0;
+    while !done() {
+        turns += 1;
+        match turns < 100 {
+            true => std::thread::yield_now(),
+            // A commit may wait for the mirror.
+            false => std::thread::sleep(Duration::from_micros(50)),
+        }
+    }
+}
+
+/// membarrier(2), by its number: the standard library does not have it.
+#[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
+mod barrier {
+    const MEMBARRIER: usize = 324;
+    const PRIVATE: usize = 1 << 3;
+    const REGISTER_PRIVATE: usize = 1 << 4;
+
+    fn call(command: usize) -> isize {
+        let done: isize;
+        // SAFETY: membarrier touches no memory of the program.
+        unsafe {
+            std::arch::asm!("syscall", inlateout("rax") MEMBARRIER as isize => done,
+                in("rdi") command, in("rsi") 0, in("rdx") 0,
+                lateout("rcx") _, lateout("r11") _, options(nostack));
+        }
+        done
+    }
+
+    pub(super) fn register() -> bool {
+        call(REGISTER_PRIVATE) == 0
+    }
+
+    pub(super) fn pass() {
+        let done = call(PRIVATE);
+        assert_eq!(done, 0, "membarrier was registered");
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64", not(miri))))]
+mod barrier {
+    pub(super) fn register() -> bool {
+        false
+    }
+
+    pub(super) fn pass() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    /// Who is alone sees no transaction half-done: both halves of what threads change are the
+    /// same then.
+    #[test]
+    fn who_is_alone_sees_no_half() {
+        static HALVES: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+        static STOP: AtomicBool = AtomicBool::new(false);
+        static LOCK: Mutex<()> = Mutex::new(());
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    let mark: &'static Mark = Box::leak(Box::new(Mark::new()));
+                    register(mark);
+                    while !STOP.load(Relaxed) {
+                        mark.raise();
+                        if mark.is_held() {
+                            mark.wait();
+                        }
+                        {
+                            let _one = LOCK.lock().unwrap();
+                            HALVES[0].fetch_add(1, Relaxed);
+                            HALVES[1].fetch_add(1, Relaxed);
+                        }
+                        mark.lower();
+                    }
+                });
+            }
+            let rounds = if cfg!(miri) { 20 } else { 500 };
+            for _ in 0..rounds {
+                let alone = alone();
+                let (a, b) = (HALVES[0].load(Relaxed), HALVES[1].load(Relaxed));
+                if a != b {
+                    STOP.store(true, Relaxed);
+                }
+                assert_eq!(a, b);
+                drop(alone);
+                std::thread::yield_now();
+            }
+            STOP.store(true, Relaxed);
+        });
+    }
+}
