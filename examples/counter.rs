@@ -1,16 +1,13 @@
 //! A counter that survives: `cargo run --release -p mojim --example counter`
-use mojim::{MapFlags, Volume, msync};
+use mojim::Volume;
 
 fn main() -> mojim::Result<()> {
-    let volume = Volume::attach("mojim.toml".as_ref(), "a", None)?;
-    let flags = MapFlags {
-        create: true,
-        ..MapFlags::default()
-    };
-    let n = volume.map("counter", 8, flags)?.ptr.cast::<u64>();
-    // SAFETY: eight bytes of the mapping, which only this thread uses.
-    let run = unsafe { (*n += 1, *n).1 };
-    msync(n.cast(), 8)?; // atomic, durable, replicated
-    println!("run {run}");
+    let volume = Volume::attach("mojim.toml", "a", None)?;
+    let mut region = volume.map("counter", 8)?;
+    let n = &mut region.as_mut_slice::<u64>()[0];
+    *n += 1;
+    mojim::sync(n)?; // atomic, durable, replicated
+    println!("run {n}");
+    drop(region);
     volume.detach()
 }

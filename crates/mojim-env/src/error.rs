@@ -12,6 +12,7 @@ use mojim_format::shown::{shown, shown_lines};
 
 /// What went wrong. [`Error::errno`] is what the C interface reports.
 #[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// An argument breaks the call's rules.
     #[error("{}", shown(.0))]

@@ -122,6 +122,7 @@ impl FrameKind {
 /// How safe a record is on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
+#[non_exhaustive]
 pub enum Level {
     /// In the node's memory: survives its processes, not a loss of power.
     Received = 1,

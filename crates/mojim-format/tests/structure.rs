@@ -16,10 +16,10 @@ const ROWS: &[&[&str]] = &[
     &["linux", "store"],
     &["memory", "copy"],
     &["replica"],
-    &["views", "rivals", "mojim"],
+    &["views", "rivals", "engine"],
     &["heap", "persistent"],
     &["tx"],
-    &["sim", "node", "c", "itm"],
+    &["sim", "node", "c", "itm", "mojim"],
     &["bench", "crash", "mount", "preload"],
     &["cli"],
 ];
@@ -73,9 +73,10 @@ fn imports(manifest: &str) -> BTreeSet<String> {
             wanted = line == "[dependencies]";
         }
         let name = line.split([' ', '.', '=']).next().unwrap_or("");
-        if wanted && line.contains("package = \"mojim\"") {
-            found.insert("mojim".to_owned());
-        } else if wanted && (name == "mojim" || name.starts_with("mojim-")) {
+        // Our crates have the engine as `mojim`: the workspace's manifest says so.
+        if wanted && (name == "mojim" || line.contains("package = \"mojim-engine\"")) {
+            found.insert("engine".to_owned());
+        } else if wanted && name.starts_with("mojim-") {
             found.insert(short(name).to_owned());
         }
     }
@@ -131,8 +132,8 @@ fn an_import_upward_is_seen() {
     let manifest = "[dependencies]\nmojim-replica.workspace = true\nlibc.workspace = true\n";
     assert_eq!(upward("store", manifest), ["replica"]);
     assert_eq!(upward("node", manifest), [""; 0]);
-    let manifest = "[dependencies]\nengine = { package = \"mojim\", path = \"../mojim\" }\n";
-    assert_eq!(upward("linux", manifest), ["mojim"]);
+    let manifest = "[dependencies]\nengine = { package = \"mojim-engine\", path = \"../x\" }\n";
+    assert_eq!(upward("linux", manifest), ["engine"]);
     assert_eq!(upward("c", manifest), [""; 0]);
 }
 

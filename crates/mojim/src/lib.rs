@@ -1,28 +1,66 @@
-//! Mojim: ordinary memory that is also a file, committed atomically at points
-//! the program chooses, copied synchronously to a second node.
+//! Ordinary memory that is also a file: committed **atomically** at the points that a program
+//! chooses, and copied **synchronously** to a second node.
 //!
-//! The Rust interface. `ARCHITECTURE.md` tells the life of a sync point;
-//! `docs/guarantees.md` what survives what.
+//! A [`Volume`] is a directory of files that a program attaches. A [`Region`] is one of them in
+//! memory, and lends its bytes as slices. Nothing that is stored there is durable by itself; a
+//! **sync point** ([`sync`], [`Region::sync`], [`Batch::commit`]) commits exactly the bytes that
+//! it names: after any failure they are there all, or none of them is, and in order with all other
+//! sync points of the volume.
+//!
+//! ```
+//! use mojim::Volume;
+//!
+//! # let example = mojim::example::Example::new();
+//! # let config = example.config();
+//! // `config`: the path of mojim.toml. "a": this node's name there.
+//! let volume = Volume::attach(&config, "a", None)?;
+//! let mut region = volume.map("counter", 8)?;
+//! let n = &mut region.as_mut_slice::<u64>()[0];
+//! *n += 1;
+//! mojim::sync(n)?; // atomic, durable, replicated
+//! assert_eq!(*n, 1);
+//!
+//! drop(region); // what was not committed is discarded
+//! volume.detach()?;
+//!
+//! let volume = Volume::attach(&config, "a", None)?;
+//! assert_eq!(volume.map("counter", 8)?.as_slice::<u64>()[0], 1);
+//! # Ok::<(), mojim::Error>(())
+//! ```
+//!
+//! # What holds a volume
+//!
+//! One process of one node has a volume attached at a time. Regions keep it: it ends with its
+//! last region or with the [`Volume`], whichever goes last. A process that ends in any way has lost
+//! nothing that was committed.
+//!
+//! # Threads, forks, signals
+//!
+//! All types are `Send` and `Sync`. A forked child may read what it inherited, but commits nothing:
+//! its calls fail with [`Error::Unsupported`]. The engine runs threads of its own.
+//!
+//! # Errors
+//!
+//! Every call returns [`Error`]; its text is one line that says what failed, and what to do. A sync
+//! point that failed with [`Error::Timeout`] is in doubt: it may be committed later, whole. Repeat
+//! the call.
+//!
+//! # More
+//!
+//! The project's `docs/guarantees.md` says what survives what; `docs/configuration.md` has the
+//! configuration file. Sources: *Mojim: A Reliable and Highly-Available Non-Volatile Memory
+//! System* (ASPLOS 2015), and *Failure-Atomic msync* (EuroSys 2013).
 
-mod last;
+mod attached;
+mod batch;
+#[doc(hidden)]
+pub mod example;
 mod reader;
-mod share;
+mod region;
 mod volume;
 
-pub use last::last_lsn;
-pub use mojim_config::Config;
-pub use mojim_env::{Error, Result};
-pub use mojim_format::Level;
-#[doc(hidden)]
-pub use mojim_linux::trust::load as load_config;
-pub use mojim_memory::region::{MapFlags, Mapping};
-#[doc(hidden)]
-pub use reader::files::{Listing, ReaderFiles};
-pub use reader::{Reader, ReaderOptions};
-pub use share::Guest;
-#[doc(hidden)]
-pub use volume::{Batch, Change, Failure, RoomWait, commit_exact, prepare_thread};
-pub use volume::{
-    CopyReport, Joined, Volume, expect_forks, finish_all, gmsync, gmsync_async, is_region, join,
-    msync, msync_async, populate, rollback, unmap,
-};
+pub use batch::Batch;
+pub use engine::{CopyReport, Error, Level, Result, last_lsn};
+pub use reader::Reader;
+pub use region::{Region, sync};
+pub use volume::{MapOptions, Volume};

@@ -2,7 +2,7 @@
 
 mod support;
 
-use mojim::{Volume, msync};
+use mojim_engine::{Volume, msync};
 use support::{Dir, alone, map};
 
 /// Once, a change of names then failed behind its record: the volume was poisoned.

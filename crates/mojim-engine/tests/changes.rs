@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use mojim::{
+use mojim_config::Config;
+use mojim_engine::{
     Error, Level, MapFlags, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap,
 };
-use mojim_config::Config;
 use mojim_format::RecordView;
 
 mod support;
@@ -313,7 +313,7 @@ fn what_was_begun_is_committed_by_itself_and_in_order() {
     for (len, byte) in [(m.len, 1), (100, 3)] {
         store(7, byte);
         let lsn = msync_async(m.ptr, len).unwrap();
-        assert_eq!(mojim::last_lsn(), lsn);
+        assert_eq!(mojim_engine::last_lsn(), lsn);
         store(7, byte + 1);
         let start = std::time::Instant::now();
         while v.copies(lsn)[0].level != Some(Level::Disk) {
@@ -487,9 +487,12 @@ fn fsync_is_of_the_file_that_has_the_name_now() {
         // SAFETY: inside the mapping, which only this thread uses.
         unsafe { m.ptr.write(byte) };
     }
-    let before = mojim::last_lsn();
+    let before = mojim_engine::last_lsn();
     assert_eq!(v.fsync("f").unwrap(), before + 1);
-    assert!(matches!(v.fsync("f.new"), Err(mojim::Error::NotFound(_))));
+    assert!(matches!(
+        v.fsync("f.new"),
+        Err(mojim_engine::Error::NotFound(_))
+    ));
     let first = |file: &str| {
         v.settle().unwrap();
         std::fs::read(v.directory().join(file)).unwrap()[0]
@@ -850,9 +853,12 @@ fn fsync_is_one_sync_point_of_a_files_regions() {
         // SAFETY: inside the mapping, which only this thread uses.
         unsafe { m.ptr.write(5) };
     }
-    let before = mojim::last_lsn();
+    let before = mojim_engine::last_lsn();
     assert_eq!(v.fsync("f").unwrap(), before + 1);
-    assert!(matches!(v.fsync("none"), Err(mojim::Error::NotFound(_))));
+    assert!(matches!(
+        v.fsync("none"),
+        Err(mojim_engine::Error::NotFound(_))
+    ));
     v.detach().unwrap();
     let first = |file: &str, at| std::fs::read(v.directory().join(file)).unwrap()[at];
     assert_eq!([first("f", 0), first("f", 65536), first("g", 0)], [5, 5, 0]);
@@ -1098,7 +1104,7 @@ fn all_mappings_of_a_shared_working_copy_show_the_same() {
             .map(|(flags, len)| (v.map("f", len, flags).unwrap(), flags.offset as usize))
             .collect();
         let private = v.map("f", len, MapFlags::default()).unwrap_err();
-        assert!(matches!(private, mojim::Error::Busy(_)), "{private}");
+        assert!(matches!(private, mojim_engine::Error::Busy(_)), "{private}");
         v.remove("f").unwrap_err();
         let mut byte = 0;
         for (by, _) in &all {

@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use mojim::{MapFlags, Volume, msync, msync_async};
+use mojim_engine::{MapFlags, Volume, msync, msync_async};
 
 mod support;
 use support::alone;

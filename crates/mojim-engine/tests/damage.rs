@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use mojim::{Error, MapFlags, Volume, msync};
 use mojim_config::Config;
+use mojim_engine::{Error, MapFlags, Volume, msync};
 use mojim_format::RecordView;
 
 struct Place {
@@ -48,7 +48,7 @@ log = {{ medium = "disk", size = "1MiB" }}
         Place { dir, shm, config }
     }
 
-    fn attach(&self) -> mojim::Result<Volume> {
+    fn attach(&self) -> mojim_engine::Result<Volume> {
         Volume::attach_with(&self.config, "a", None, |_, _| {})
     }
 
@@ -70,7 +70,7 @@ log = {{ medium = "disk", size = "1MiB" }}
         // SAFETY: the region is mapped, and only this thread uses it.
         unsafe { std::ptr::write_bytes(m.ptr, fill, m.len) };
         msync(m.ptr, m.len).unwrap();
-        mojim::unmap(m.ptr, m.len).unwrap();
+        mojim_engine::unmap(m.ptr, m.len).unwrap();
     }
 
     /// Where the log on disk has records that no checkpoint covers, in their order.

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::{Error, MapFlags, Volume, gmsync, msync, msync_async, rollback, unmap};
 use mojim_config::Config;
+use mojim_engine::{Error, MapFlags, Volume, gmsync, msync, msync_async, rollback, unmap};
 use mojim_node::Node;
 use tracing_subscriber::fmt::TestWriter;
 
@@ -13,7 +13,7 @@ mod support;
 use support::free_ports;
 
 /// Starts a node, whose lines are shown where the test fails.
-fn node(config: &Config, name: &str) -> mojim::Result<Arc<Node>> {
+fn node(config: &Config, name: &str) -> mojim_engine::Result<Arc<Node>> {
     let _ = tracing_subscriber::fmt()
         .with_writer(TestWriter::with_stderr)
         .try_init();
@@ -149,7 +149,7 @@ fn both(mode: &str, transport: &str, connections: usize) {
         work(&v, round);
         if mode == "async" {
             // An end waits only for a mirror whose link is up.
-            caught_up(&v, mojim::last_lsn());
+            caught_up(&v, mojim_engine::last_lsn());
         }
         v.detach().unwrap_or_else(|e| panic!("{e}"));
         assert!(
@@ -241,7 +241,8 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     store(2, 3);
     let short = msync_async(m.ptr.wrapping_add(2), 1).unwrap();
     assert!(short > lsn);
-    let timeout = |r: mojim::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+    let timeout =
+        |r: mojim_engine::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
     std::thread::scope(|s| {
         let at = m.ptr as usize;
         // Nothing was changed since: these wait for what was begun.
@@ -334,7 +335,8 @@ fn an_async_sync_of_what_is_in_doubt_is_waited_for() {
     b.stop();
     // SAFETY: inside the mapping, which only this thread uses.
     unsafe { m.ptr.write_volatile(1) };
-    let timeout = |r: mojim::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+    let timeout =
+        |r: mojim_engine::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
     timeout(msync(m.ptr, m.len));
     assert_eq!(msync_async(m.ptr, m.len).unwrap(), 0);
     timeout(v.fsync("g"));
@@ -378,7 +380,7 @@ fn a_size_in_doubt_is_nobodys_success() {
         msync(m.ptr, m.len).unwrap();
         b.stop();
         let in_doubt =
-            |r: mojim::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+            |r: mojim_engine::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
         in_doubt(v.truncate("f", SIZE / 2).map(|()| 0));
         store(behind, 2);
         let at = m.ptr.wrapping_add(behind);
@@ -431,7 +433,8 @@ fn an_end_while_a_size_is_in_doubt_begins_what_is_in_no_doubt() {
     v.map("f", 4096, MapFlags { offset, ..shared }).unwrap();
     msync(m.ptr, m.len).unwrap();
     b.stop();
-    let in_doubt = |r: mojim::Result<()>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+    let in_doubt =
+        |r: mojim_engine::Result<()>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
     in_doubt(v.truncate("f", 1 << 20));
     // SAFETY: inside the mapping, which only this thread uses, and the file.
     unsafe { m.ptr.add(500_000).write(7) };
@@ -486,20 +489,24 @@ fn backups_are_named_among_the_copies() {
     let v = attach(&config, "a");
     v.map("f", 4096, CREATE).unwrap();
     let lsn = v.fsync("f").unwrap();
-    let levels = |v: &Volume| -> Vec<(String, Option<mojim::Level>)> {
+    let levels = |v: &Volume| -> Vec<(String, Option<mojim_engine::Level>)> {
         let all = v.copies(lsn).into_iter();
         all.map(|c| (c.node, c.level)).collect()
     };
     // Until the backup says so: it is asked each time, and may be late another time.
     let mut all = levels(&v);
     for _ in 0..6000 {
-        if all[2].1 == Some(mojim::Level::Disk) {
+        if all[2].1 == Some(mojim_engine::Level::Disk) {
             break;
         }
         std::thread::sleep(Duration::from_millis(10));
         all = levels(&v);
     }
-    assert_eq!(all[2], ("c".into(), Some(mojim::Level::Disk)), "{all:?}");
+    assert_eq!(
+        all[2],
+        ("c".into(), Some(mojim_engine::Level::Disk)),
+        "{all:?}"
+    );
     assert_eq!((&all[0].0[..], &all[1].0[..], all.len()), ("a", "b", 3));
     c.stop();
     assert_eq!(levels(&v)[2], ("c".into(), None));
@@ -547,7 +554,7 @@ fn a_name_is_a_file_where_it_was_a_directory() {
     v.create("d/e/f").unwrap();
     v.truncate("d/e/f", 4096).unwrap();
     // Whoever has a file in it keeps it.
-    let errno = |r: mojim::Result<bool>| r.unwrap_err().errno();
+    let errno = |r: mojim_engine::Result<bool>| r.unwrap_err().errno();
     assert_eq!(errno(v.create("d")), 21, "EISDIR");
     assert_eq!(errno(v.create("d/e/f/g")), 20, "ENOTDIR");
     v.create("g").unwrap();
@@ -582,7 +589,7 @@ fn a_name_that_the_mirror_cannot_have_is_refused_before_there_is_a_record_of_it(
     let long = vec!["n".repeat(200); 4].join("/");
     let v = attach(&c, "a");
     v.create("short").unwrap();
-    let refused = |r: mojim::Result<()>| {
+    let refused = |r: mojim_engine::Result<()>| {
         let e = r.unwrap_err();
         assert_eq!(e.errno(), 36, "ENAMETOOLONG: {e}");
         assert!(e.to_string().contains("node b"), "{e}");

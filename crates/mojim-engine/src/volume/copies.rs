@@ -19,6 +19,7 @@ const BACKUP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the bytes of a sync point are.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CopyReport {
     /// The node.
     pub node: String,

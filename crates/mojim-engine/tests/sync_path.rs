@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::*};
 
-use mojim::{MapFlags, Volume, gmsync, msync};
 use mojim_config::Config;
 use mojim_config::key_files;
+use mojim_engine::{MapFlags, Volume, gmsync, msync};
 use mojim_format::certificate::Subject;
 use mojim_keys::{Authority, Validity};
 use mojim_node::Node;

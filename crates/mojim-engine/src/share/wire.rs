@@ -396,6 +396,7 @@ fn put_error(w: &mut Writer<'_>, e: &Error) {
         }
         Error::Refused { code, text } => return put_text(w.u8(15).u16(*code as u16), text),
         Error::Answered { errno, text } => return put_text(w.u8(16).u32(*errno as u32), text),
+        e => return put_text(w.u8(16).u32(e.errno() as u32), &e.to_string()),
     };
     put_text(w.u8(kind), text);
 }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mojim::{Error, MapFlags, Mapping, Reader, ReaderOptions, Volume, gmsync, msync, unmap};
 use mojim_config::Config;
+use mojim_engine::{Error, MapFlags, Mapping, Reader, ReaderOptions, Volume, gmsync, msync, unmap};
 use mojim_node::Node;
 use mojim_replica::request::{Request, Standing};
 use tracing_subscriber::fmt::TestWriter;
@@ -426,7 +426,7 @@ fn files_grow_shrink_and_go() {
     assert!(matches!(msync(all.ptr, 1), Err(Error::ReadOnly(_))));
     assert!(matches!(gmsync(&[(all.ptr, 1)]), Err(Error::ReadOnly(_))));
     assert!(matches!(unmap(all.ptr, PAGE), Err(Error::Unsupported(_))));
-    assert!(mojim::is_region(part.ptr as usize));
+    assert!(mojim_engine::is_region(part.ptr as usize));
 
     // Grown: what gave SIGBUS is there, without a call.
     v.truncate("f", 6 * PAGE as u64 + 8).unwrap();
@@ -450,11 +450,11 @@ fn files_grow_shrink_and_go() {
     // Shrunk, then grown again: zeros.
     unmap(tail.ptr, tail.len).unwrap();
     v.truncate("f", PAGE as u64 + 10).unwrap();
-    r.wait(mojim::last_lsn(), LONG).unwrap();
+    r.wait(mojim_engine::last_lsn(), LONG).unwrap();
     assert_eq!((byte(&all, PAGE + 9), byte(&all, PAGE + 10)), (1, 0));
     assert!(!is_there(&all, 2 * PAGE) && !is_there(&part, 0));
     v.truncate("f", 3 * PAGE as u64).unwrap();
-    r.wait(mojim::last_lsn(), LONG).unwrap();
+    r.wait(mojim_engine::last_lsn(), LONG).unwrap();
     assert_eq!((byte(&all, PAGE + 10), byte(&part, 0)), (0, 0));
 
     // Another name is the same file; a new file of the old name is not.
@@ -470,19 +470,19 @@ fn files_grow_shrink_and_go() {
     // Renamed over, or removed: nothing is there.
     unmap(other.ptr, other.len).unwrap();
     v.rename("f", "g").unwrap();
-    r.wait(mojim::last_lsn(), LONG).unwrap();
+    r.wait(mojim_engine::last_lsn(), LONG).unwrap();
     assert!(!is_there(&all, 0) && !is_there(&part, 0));
     let again = r.map("g", 0, READ).unwrap();
     assert_eq!(byte(&again, 0), 9);
     v.remove("g").unwrap();
-    r.wait(mojim::last_lsn(), LONG).unwrap();
+    r.wait(mojim_engine::last_lsn(), LONG).unwrap();
     assert!(!is_there(&again, 0));
     assert_eq!(r.size("g").unwrap(), None);
 
     unmap(all.ptr, all.len).unwrap();
-    assert!(!mojim::is_region(all.ptr as usize));
+    assert!(!mojim_engine::is_region(all.ptr as usize));
     r.detach().unwrap();
-    assert!(!mojim::is_region(again.ptr as usize));
+    assert!(!mojim_engine::is_region(again.ptr as usize));
     v.detach().unwrap();
 }
 

@@ -1,8 +1,8 @@
 //! Rings of nodes and volumes that are gone are found, and removed by a person.
 
-use mojim::Volume;
 use mojim_config::Config;
 use mojim_config::ring_files::memory_dir;
+use mojim_engine::Volume;
 use mojim_linux::rings::{left_in, note};
 use tempfile::TempDir;
 

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 
-use mojim::{MapFlags, Mapping, Volume, gmsync, msync, msync_async, rollback};
+use mojim_engine::{MapFlags, Mapping, Volume, gmsync, msync, msync_async, rollback};
 
 mod support;
 use support::{Dir, alone, map, random};
@@ -358,7 +358,7 @@ fn regions_come_and_go() {
             if round % 2 == 0 {
                 v.truncate(name, len as u64 / 2).unwrap();
             }
-            mojim::unmap(m.ptr, len).unwrap();
+            mojim_engine::unmap(m.ptr, len).unwrap();
             v.truncate(name, len as u64 / 2).unwrap();
         }
     }

@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use mojim::{MapFlags, Mapping, Volume};
 use mojim_config::Config;
+use mojim_engine::{MapFlags, Mapping, Volume};
 
 /// A temporary directory, removed when dropped.
 pub struct Dir(pub PathBuf);

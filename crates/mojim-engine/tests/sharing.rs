@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::TestWriter;
 mod support;
 use support::free_ports;
 
-use mojim::{
+use mojim_engine::{
     Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, gmsync, join, msync, msync_async,
     rollback, unmap,
 };
@@ -110,7 +110,7 @@ fn flags() -> MapFlags {
     }
 }
 
-fn map(v: &Joined, flags: MapFlags) -> mojim::Result<Mapping> {
+fn map(v: &Joined, flags: MapFlags) -> mojim_engine::Result<Mapping> {
     match v {
         Joined::Owner(v) => v.map("f", LEN, flags),
         Joined::Guest(g) => g.map("f", LEN, flags),
@@ -145,7 +145,7 @@ fn an_attach_that_cannot_be_shared_leaves_nothing_behind() {
     std::fs::create_dir_all(&socket).unwrap();
     for _ in 0..2 {
         let e = join(&config(), "a", None).map(|_| ()).unwrap_err();
-        assert!(!matches!(e, mojim::Error::Busy(_)), "{e}");
+        assert!(!matches!(e, mojim_engine::Error::Busy(_)), "{e}");
     }
     std::fs::remove_dir_all(&socket).unwrap();
     owner(&dir).detach().unwrap();

@@ -218,6 +218,11 @@ impl Volume {
         layout::data_dir(&self.0.node, &self.0.volume.name)
     }
 
+    /// Whether all its working copies are shared (`working = "shared"`).
+    pub fn shares_all(&self) -> bool {
+        self.0.volume.working == Working::Shared
+    }
+
     /// Names and sizes of the volume's files.
     pub fn files(&self) -> Vec<(String, u64)> {
         self.0

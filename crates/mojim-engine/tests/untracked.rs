@@ -1,8 +1,10 @@
 //! Regions whose stores are not tracked (`MapFlags::untracked`): what is committed, rolled back and
 //! refused is what a model says, and they hold no more memory than other regions.
 
-use mojim::{Error, MapFlags, Volume, gmsync, msync, msync_async, populate, rollback, unmap};
 use mojim_config::Config;
+use mojim_engine::{
+    Error, MapFlags, Volume, gmsync, msync, msync_async, populate, rollback, unmap,
+};
 
 mod support;
 use support::{Dir, alone, random};
@@ -85,7 +87,7 @@ fn as_a_model(seed: u64, flags: MapFlags, misses: bool) {
                 }
             }
             _ => {
-                v.wait(mojim::last_lsn()).unwrap();
+                v.wait(mojim_engine::last_lsn()).unwrap();
                 v.settle().unwrap();
                 let file = std::fs::read(v.directory().join("f")).unwrap();
                 assert_eq!(file.len(), size);

@@ -1,0 +1,126 @@
+//! The Rust interface: when an attachment ends, and what is refused so that slices stay sound.
+
+use mojim::example::Example;
+use mojim::{Batch, Error, MapOptions, Volume};
+
+fn attach(example: &Example) -> Volume {
+    Volume::attach(example.config(), "a", None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn the_last_region_ends_the_attachment() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut region = volume.map("f", 16).unwrap();
+    drop(volume);
+    let cells = region.as_mut_slice::<u64>();
+    cells[0] = 1;
+    mojim::sync(&cells[0]).unwrap();
+    cells[1] = 2; // in no sync point
+    let busy = Volume::attach(example.config(), "a", None);
+    assert!(matches!(busy, Err(Error::Busy(_))), "{busy:?}");
+    drop(region);
+    let volume = attach(&example);
+    assert_eq!(volume.map("f", 16).unwrap().as_slice::<u64>(), [1, 0]);
+    volume.detach().unwrap();
+}
+
+#[test]
+fn a_batch_is_one_sync_point() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut a = volume.map("a", 8).unwrap();
+    let mut b = volume.map("b", 8).unwrap();
+    a.as_mut_slice::<u8>()[0] = 1;
+    b.as_mut_slice::<u8>()[7] = 2;
+    let batch = Batch::new().add(&a, 0..1).unwrap().add(&b, 7..).unwrap();
+    let lsn = batch.commit().unwrap();
+    assert_eq!(mojim::last_lsn(), lsn);
+    assert!(Batch::new().add(&a, ..9).is_err());
+    assert_eq!(Batch::new().commit().unwrap(), 0);
+    volume.settle().unwrap();
+    let bytes = |file| std::fs::read(volume.directory().join(file)).unwrap();
+    assert_eq!((bytes("a")[0], bytes("b")[7]), (1, 2));
+}
+
+/// Two regions with the same bytes, or one whose bytes another process stores to, would be two
+/// slices of them.
+#[test]
+fn bytes_are_shown_once() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let f = volume.map("f", 4096).unwrap();
+    assert!(matches!(volume.map("f", 1), Err(Error::Busy(_))));
+    // SAFETY: nothing is mapped.
+    let shared = unsafe { volume.map_shared("f", &MapOptions::new()) };
+    assert!(matches!(shared, Err(Error::Busy(_))));
+    for changed in [
+        volume.truncate("f", 1),
+        volume.remove("f"),
+        volume.rename("f", "g"),
+    ] {
+        assert!(matches!(changed, Err(Error::Busy(_))), "{changed:?}");
+    }
+    volume.create("g").unwrap();
+    assert!(matches!(volume.rename("g", "f"), Err(Error::Busy(_))));
+    drop(f);
+    volume.rename("g", "f").unwrap();
+    // SAFETY: no slices are made.
+    let shared = unsafe { volume.map_shared("f", &MapOptions::new().len(8)) };
+    assert_eq!(shared.unwrap().len(), 8);
+    drop(volume);
+
+    let path = example.config();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(
+        &path,
+        text.replace("[node.a]", "working = \"shared\"\n[node.a]"),
+    )
+    .unwrap();
+    let volume = attach(&example);
+    assert!(matches!(volume.map("f", 8), Err(Error::Unsupported(_))));
+}
+
+#[test]
+fn a_region_replaces_memory_and_no_region() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let at = volume.map("there", 4096).unwrap().as_ptr() as usize;
+    // SAFETY: the region was dropped.
+    let mut f =
+        unsafe { volume.map_fixed("f", at, &MapOptions::new().create(true).len(8)) }.unwrap();
+    assert_eq!(f.as_mut_slice::<u8>().as_ptr() as usize, at);
+    // SAFETY: it is refused.
+    let again = unsafe { volume.map_fixed("g", at, &MapOptions::new().create(true).len(8)) };
+    assert!(matches!(again, Err(Error::Busy(_))), "{again:?}");
+    let at = volume.map_with("h", &MapOptions::new().create(true).len(8).at(at));
+    assert!(matches!(at, Err(Error::Busy(_))), "{at:?}");
+}
+
+#[test]
+#[should_panic(expected = "read only")]
+fn a_region_to_be_read_has_no_mutable_slice() {
+    let example = Example::new();
+    let volume = attach(&example);
+    drop(volume.map("f", 8).unwrap());
+    let mut f = volume
+        .map_with("f", &MapOptions::new().read_only(true))
+        .unwrap();
+    f.as_mut_slice::<u8>();
+}
+
+#[test]
+fn a_region_without_tracking_commits_what_it_is_told() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let options = MapOptions::new().create(true).len(1 << 20).untracked(true);
+    let mut f = volume.map_with("f", &options).unwrap();
+    f.populate(..).unwrap();
+    f.as_mut_slice::<u8>()[..100_000].fill(3);
+    f.sync(10..20).unwrap();
+    f.rollback(..).unwrap();
+    let is: Vec<usize> = (0..f.len())
+        .filter(|i| f.as_slice::<u8>()[*i] == 3)
+        .collect();
+    assert_eq!(is, (10..20).collect::<Vec<_>>());
+}
