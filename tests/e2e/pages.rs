@@ -202,7 +202,7 @@ fn whole(block: &Block) -> String {
         }
         "rust" => format!(
             "use mojim::*;\nfn main() -> Result<()> {{\n\
-             let m = Volume::attach(\"mojim.toml\".as_ref(), \"a\", None)?;\n\
+             let m = Volume::attach(\"mojim.toml\", \"a\", None)?;\n\
              {{\n{text}}}\nm.detach()\n}}\n"
         ),
         _ => format!(

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 /// Ends the attachment when it is dropped.
 pub(crate) struct Attached {
     pub(crate) engine: engine::Volume,
-    /// The file of each region.
+    /// The file of each region and heap.
     mapped: Mutex<Vec<String>>,
 }
 
@@ -36,7 +36,7 @@ impl Attached {
         }
     }
 
-    /// The file of each region. None comes or goes while it is held.
+    /// The file of each region and heap. None comes or goes while it is held.
     pub(crate) fn mapped(&self) -> MutexGuard<'_, Vec<String>> {
         self.mapped.lock().unwrap_or_else(|e| e.into_inner())
     }

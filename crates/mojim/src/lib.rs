@@ -28,10 +28,12 @@
 //! # Ok::<(), mojim::Error>(())
 //! ```
 //!
+//! A [`Heap`] holds values and pointers between them, and changes them in transactions.
+//!
 //! # What holds a volume
 //!
-//! One process of one node has a volume attached at a time. Regions keep it: it ends with its
-//! last region or with the [`Volume`], whichever goes last. A process that ends in any way has lost
+//! One process of one node has a volume attached at a time. Regions and heaps keep it: it ends
+//! with the last of them or with the [`Volume`], whichever goes last. A process that ends in any way has lost
 //! nothing that was committed.
 //!
 //! # Threads, forks, signals
@@ -55,12 +57,18 @@ mod attached;
 mod batch;
 #[doc(hidden)]
 pub mod example;
+mod heap;
+mod persistent;
 mod reader;
 mod region;
+mod region_tx;
 mod volume;
 
 pub use batch::Batch;
 pub use engine::{CopyReport, Error, Level, Result, last_lsn};
+pub use heap::{Heap, Tx};
+pub use persistent::{Persistent, Ptr, Stored};
 pub use reader::Reader;
 pub use region::{Region, sync};
+pub use region_tx::RegionTx;
 pub use volume::{MapOptions, Volume};

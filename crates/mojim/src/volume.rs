@@ -120,7 +120,7 @@ impl Volume {
     /// the volume does the same, but does not say whether it succeeded.
     ///
     /// # Errors
-    /// [`Error::Busy`] while there are regions of the volume: the attachment ends with the last of
+    /// [`Error::Busy`] while there are regions or heaps of the volume: the attachment ends with the last of
     /// them. After any other error it has ended; what was acknowledged is recovered by the next
     /// attach.
     ///
@@ -136,7 +136,7 @@ impl Volume {
         let name = self.name().to_owned();
         let Some(attached) = Arc::into_inner(self.0) else {
             return Err(Error::Busy(format!(
-                "volume {name} has regions: it is detached when the last of them is dropped"
+                "volume {name} has regions or heaps: it is detached when the last of them is dropped"
             )));
         };
         let done = attached.engine.detach();
@@ -351,9 +351,7 @@ impl Volume {
         self.0.engine.copies(lsn)
     }
 
-    /// The engine's handle, for the crates of this project.
-    #[doc(hidden)]
-    pub fn engine(&self) -> &engine::Volume {
-        &self.0.engine
+    pub(crate) fn attached(&self) -> &Arc<Attached> {
+        &self.0
     }
 }
