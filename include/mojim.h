@@ -150,7 +150,7 @@ extern "C" {
 #endif
 
 /* An attached volume. */
-typedef struct mojim mojim_t;
+typedef struct mojim_attachment mojim_t;
 
 /* ---- attach ------------------------------------------------------------ */
 

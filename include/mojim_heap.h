@@ -82,6 +82,16 @@ void *mojim_root(mojim_heap_t *h, const char *name, const char *type);
  * (FAMS, Section 4.1). Not inside a transaction (EINVAL). */
 int mojim_heap_sync(mojim_heap_t *h);
 
+/* Takes the heap back to its last commits: everything stored since is undone, blocks and roots
+ * are as they were. No other thread may be using the heap, and no transaction be
+ * open. Costs as MS_INVALIDATE of the whole heap (mojim.h): microseconds, or hundreds of
+ * milliseconds right after sync points. After an error with errno EIO the heap can
+ * only be closed. Not with MOJIM_HEAP_EXACT (EOPNOTSUPP). */
+int mojim_heap_rollback(mojim_heap_t *h);
+
+/* The heap's first address. */
+void *mojim_heap_base(const mojim_heap_t *h);
+
 #ifdef __cplusplus
 }
 #endif

@@ -217,3 +217,18 @@ pub extern "C-unwind" fn mojim_heap_sync(h: *mut MojimHeap) -> c_int {
         Ok(0)
     })
 }
+
+/// `mojim_heap_rollback`.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn mojim_heap_rollback(h: *mut MojimHeap) -> c_int {
+    guard(-1, || {
+        heap(h)?.rollback()?;
+        Ok(0)
+    })
+}
+
+/// `mojim_heap_base`.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn mojim_heap_base(h: *const MojimHeap) -> *mut c_void {
+    guard(std::ptr::null_mut(), || Ok(heap(h)?.base().cast()))
+}

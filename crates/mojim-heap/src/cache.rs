@@ -5,6 +5,7 @@
 //!
 //! Invariants:
 //! - Only its thread uses a cache.
+//! - A cache whose key is not its heap's holds nothing: the heap was closed, or rolled back.
 //! - `ready`: blocks that are free as of the last commit. `freed`: blocks that the thread has
 //!   freed outside a transaction, which may still be allocated as of the last commit, and
 //!   which data that is committed may still refer to.
@@ -17,14 +18,15 @@ use crate::tls;
 
 /// A heap, as its caches know it.
 pub trait Keeper: Sync {
-    /// Whether the heap was closed: then its caches hold nothing.
-    fn is_closed(&self) -> bool;
+    /// The number that its caches have. A cache with another one holds nothing.
+    fn key(&self) -> u64;
     /// The cache's thread ends.
     fn take_back(&self, cache: &mut Cache);
 }
 
 /// A thread's blocks of one heap.
 pub struct Cache {
+    key: u64,
     heap: &'static dyn Keeper,
     pub ready: [Vec<Place>; CLASSES],
     pub freed: [Vec<Place>; CLASSES],
@@ -43,6 +45,7 @@ struct Slot(*mut Cache);
 impl Slot {
     fn new<K: Keeper>(heap: &'static K) -> Slot {
         Slot(Box::into_raw(Box::new(Cache {
+            key: heap.key(),
             heap,
             ready: [const { Vec::new() }; CLASSES],
             freed: [const { Vec::new() }; CLASSES],
@@ -72,7 +75,9 @@ impl Drop for Mine {
         for slot in self.0.drain(..) {
             // SAFETY: made by `Slot::new`, not released, and this thread's alone.
             let cache = unsafe { &mut *slot.0 };
-            cache.heap.take_back(cache);
+            if cache.key == cache.heap.key() {
+                cache.heap.take_back(cache);
+            }
             slot.release();
         }
     }
@@ -93,7 +98,7 @@ pub fn with<K: Keeper, R>(heap: &'static K, f: impl FnOnce(Option<&mut Cache>) -
 
 #[inline(always)]
 fn is_of<K: Keeper>(cache: &Cache, heap: &'static K) -> bool {
-    std::ptr::addr_eq(cache.heap, heap)
+    cache.key == heap.key()
 }
 
 /// Null while the thread ends.
@@ -102,7 +107,7 @@ fn find<K: Keeper>(heap: &'static K) -> *mut Cache {
     let found = MINE.try_with(|mine| {
         let all = &mut mine.borrow_mut().0;
         all.retain(|c| {
-            let keeps = is_of(c, heap) || !c.heap.is_closed();
+            let keeps = c.key == c.heap.key();
             if !keeps {
                 c.release();
             }

@@ -110,7 +110,18 @@ pub struct Inner {
     /// Syncs that have begun, and the last that has succeeded.
     begun: AtomicU64,
     synced: AtomicU64,
+    /// What the caches of threads must have.
+    key: AtomicU64,
     closed: AtomicBool,
+    /// Some of its memory was rolled back, and some was not.
+    torn: AtomicBool,
+}
+
+/// The last key that a heap got.
+static KEYS: AtomicU64 = AtomicU64::new(0);
+
+fn new_key() -> u64 {
+    KEYS.fetch_add(1, Relaxed) + 1
 }
 
 static OPEN: [AtomicPtr<Inner>; MOST_OPEN] =
@@ -247,6 +258,7 @@ impl Heap {
         if inner.closed.swap(true, AcqRel) {
             return Err(inner.gone());
         }
+        inner.key.store(new_key(), SeqCst);
         for p in &OPEN {
             let me = std::ptr::from_ref(inner).cast_mut();
             let _ = p.compare_exchange(me, std::ptr::null_mut(), AcqRel, Acquire);
@@ -497,6 +509,7 @@ impl Heap {
     pub fn sync(self) -> Result<()> {
         self.check()?;
         let inner = self.0;
+        inner.check_whole()?;
         let this = inner.begun.fetch_add(1, SeqCst) + 1;
         // What other threads freed before they could see this number is in memory from here on.
         barrier();
@@ -504,6 +517,33 @@ impl Heap {
         inner.synced.fetch_max(this, SeqCst);
         inner.settle_freed(this);
         Ok(())
+    }
+
+    /// Takes the heap back to its last commits: what was stored since is undone, also by calls
+    /// outside of transactions, and blocks are as they were. No other thread may be using the
+    /// heap, and no transaction be open. Costs a look at all pages that were stored to, and waits
+    /// until the data file has what is committed.
+    ///
+    /// # Errors
+    /// Those of [`mojim::rollback`]. If some of the memory was rolled back by then, the heap can only
+    /// be closed.
+    pub fn rollback(self) -> Result<()> {
+        self.check()?;
+        let inner = self.0;
+        inner.check_whole()?;
+        for (i, span) in inner.slabs.mappings().into_iter().enumerate() {
+            if let Err(e) = inner.space.rollback(span) {
+                inner.torn.store(i > 0, SeqCst);
+                return Err(e);
+            }
+        }
+        inner.key.store(new_key(), SeqCst);
+        lock(&inner.freed).clear();
+        let done = inner.slabs.begin_anew();
+        done.map_err(|e| {
+            inner.torn.store(true, SeqCst);
+            inner.name.damaged(e)
+        })
     }
 
     /// What a root points to. `kind` must be what it was set with.
@@ -633,6 +673,19 @@ fn mark(p: Place) -> *mut u8 {
 }
 
 impl Inner {
+    fn check_whole(&self) -> Result<()> {
+        if self.closed.load(Acquire) {
+            return Err(self.gone());
+        }
+        match self.torn.load(Acquire) {
+            true => Err(Error::Poisoned(format!(
+                "a rollback of heap {} failed half-way; close it and open it again",
+                self.name.file
+            ))),
+            false => Ok(()),
+        }
+    }
+
     fn gone(&self) -> Error {
         invalid(format!("heap {} is closed", self.name.file))
     }
@@ -676,9 +729,7 @@ impl Inner {
 
     /// A block that is free as of the last commit.
     fn take_ready(&'static self, wanted: &Wanted) -> Result<Place> {
-        if self.is_closed() {
-            return Err(self.gone());
-        }
+        self.check_whole()?;
         let class = match *wanted {
             Wanted::Class(c) => c,
             Wanted::Large(units, align) => {
@@ -798,12 +849,13 @@ impl Inner {
 }
 
 impl Keeper for Inner {
-    fn is_closed(&self) -> bool {
-        self.closed.load(Acquire)
+    #[inline(always)]
+    fn key(&self) -> u64 {
+        self.key.load(Relaxed)
     }
 
     fn take_back(&self, cache: &mut Cache) {
-        if self.is_closed() || mojim_memory::fork::is_forked() {
+        if mojim_memory::fork::is_forked() {
             return;
         }
         for class in 0..CLASSES {
@@ -905,7 +957,9 @@ impl Name {
             roots: Mutex::default(),
             begun: AtomicU64::new(0),
             synced: AtomicU64::new(0),
+            key: AtomicU64::new(new_key()),
             closed: AtomicBool::new(false),
+            torn: AtomicBool::new(false),
         })))
     }
 

@@ -273,6 +273,21 @@ impl Slabs {
         Ok(())
     }
 
+    /// Reads all slab tables again, and forgets what was known of them. Nobody else uses the heap.
+    pub fn begin_anew(&self) -> Result<(), String> {
+        let mut units = lock(&self.units);
+        let chunks = std::mem::take(&mut *units).chunks;
+        units.next = 1;
+        drop(units);
+        for class in &self.classes {
+            *lock(class) = Class::default();
+        }
+        self.slabs.clear();
+        self.of_unit.clear();
+        self.bits.clear();
+        chunks.into_iter().try_for_each(|c| self.adopt(c))
+    }
+
     /// Makes the slab known. `new`: all its blocks are free.
     fn insert(
         &self,

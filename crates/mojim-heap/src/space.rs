@@ -18,6 +18,8 @@ pub trait Space: Send + Sync {
     fn commit(&self, spans: &[Span], wait: bool) -> Result<()>;
     /// Commits all that was stored in these mappings, atomically.
     fn sync(&self, mappings: &[Span]) -> Result<()>;
+    /// Takes a mapping's memory back to what was committed last.
+    fn rollback(&self, mapping: Span) -> Result<()>;
     /// These bytes are about to be stored to.
     fn expect(&self, span: Span) {
         let _ = span;
@@ -110,6 +112,10 @@ impl Space for ReaderSpace {
         Err(self.refuse())
     }
 
+    fn rollback(&self, _: Span) -> Result<()> {
+        Err(self.refuse())
+    }
+
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
         end(at, len)
     }
@@ -147,6 +153,12 @@ impl Space for VolumeSpace {
 
     fn sync(&self, mappings: &[Span]) -> Result<()> {
         gmsync(mappings).map(drop)
+    }
+
+    fn rollback(&self, (at, len): Span) -> Result<()> {
+        let done = mojim::rollback(at, len)?;
+        assert!(done, "the mappings of a heap are atomic");
+        Ok(())
     }
 
     fn expect(&self, (at, len): Span) {

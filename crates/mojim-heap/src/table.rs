@@ -41,6 +41,17 @@ impl<T: Zeroed> Table<T> {
     }
 }
 
+impl<T: Zeroed> Table<T> {
+    /// All values are zero again, and take no memory. Nobody else looks at them meanwhile.
+    pub fn clear(&self) {
+        use rustix::mm::{Advice, madvise};
+        let bytes = self.len * size_of::<T>();
+        // SAFETY: anonymous memory of our own: it reads as zeros after that, which are valid.
+        let done = unsafe { madvise(self.at.cast(), bytes, Advice::LinuxDontNeed) };
+        done.expect("the kernel gives up our own memory");
+    }
+}
+
 impl<T: Zeroed> Index<usize> for Table<T> {
     type Output = T;
 

@@ -56,6 +56,14 @@ impl Space for Memory {
         self.commit(mappings, true)
     }
 
+    fn rollback(&self, (at, len): Span) -> Result<()> {
+        let disk = self.disk.0.lock().unwrap();
+        let from = &disk[at as usize - self.base..][..len];
+        // SAFETY: a mapping of the heap.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at.cast_mut(), len) };
+        Ok(())
+    }
+
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
         // SAFETY: made by `map`.
         unsafe { rustix::mm::munmap(at.cast(), len) }.unwrap();
@@ -238,6 +246,12 @@ impl World {
         self.committed = self.now.clone();
     }
 
+    fn rollback(&mut self) {
+        self.heap.rollback().unwrap();
+        self.now = self.committed.clone();
+        self.check();
+    }
+
     fn crash(&mut self) {
         self.heap.close().unwrap();
         self.heap = open(&self.disk, self.base);
@@ -274,6 +288,7 @@ fn blocks_are_as_of_the_last_commits() {
                 35..60 => w.free(),
                 60..95 => w.transaction(),
                 95..98 => w.sync(),
+                98 => w.rollback(),
                 _ => w.crash(),
             }
         }

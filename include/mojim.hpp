@@ -1,0 +1,451 @@
+// mojim.hpp - Mojim for C++17: RAII handles, and containers in a persistent heap.
+//
+// This header is the manual; mojim.h and mojim_heap.h, which it stands on, have the
+// promises, limits and thread rules. It is all inline: link with -lmojim.
+// Source: FAMS, Section 4.1 ("Persistent Heap and C++ STL").
+//
+//   mojim::volume v{"mojim.toml", "a"};
+//   mojim::heap h{v, "people"};
+//   auto &ages = h.root<mojim::map<mojim::string, int>>("ages");   // made if it is not there
+//   mojim::atomically(h, [&] { ages["Ada"] = 36; });               // durable, replicated; or not at all
+//
+// CAVEATS FIRST
+//
+// 1. Every byte of what persists must lie in the heap: containers with mojim::allocator (the
+//    aliases below), and no pointer or reference out of it. What cannot persist is refused when it
+//    is compiled, where that can be seen (mojim::persists): classes with virtual functions, function
+//    pointers, references, std::function, std::shared_ptr, std::unique_ptr, mutexes and threads, and
+//    containers with std::allocator. A member of such a type in a class of yours is not seen.
+// 2. A mojim::string built by itself, on the stack, allocates from the heap that was opened first, and
+//    is leaked if the program dies before its destructor. A short std::string as a key is fine.
+// 3. Layouts are the compiler's. A root keeps the name and size of its type and the standard library's
+//    kind, and refuses another one; that you have changed a class's members without its size is not seen.
+// 4. mojim::atomically commits, or rolls back, the whole heap: one thread at a time, under a lock
+//    of yours if there are more. Mojim gives no isolation between threads.
+#ifndef MOJIM_HPP
+#define MOJIM_HPP
+
+#if __cplusplus < 201703L
+#error "mojim.hpp needs C++17"
+#endif
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <mojim.h>
+#include <mojim_heap.h>
+
+namespace mojim {
+
+/// A call failed: its errno as the code, the C library's text as `what()`.
+class error : public std::system_error {
+public:
+    explicit error(int number)
+        : std::system_error(number, std::generic_category()), text_(mojim_last_error()) {}
+    const char *what() const noexcept override { return text_.c_str(); }
+    /// As mojim.h lists them.
+    int number() const noexcept { return code().value(); }
+
+private:
+    std::string text_;
+};
+
+namespace detail {
+[[noreturn]] inline void fail() { throw error(errno); }
+
+template <class T> struct is_std_allocator : std::false_type {};
+template <class T> struct is_std_allocator<std::allocator<T>> : std::true_type {};
+
+template <class T, class = void> struct allocates_elsewhere : std::false_type {};
+template <class T>
+struct allocates_elsewhere<T, std::void_t<typename T::allocator_type>>
+    : is_std_allocator<typename T::allocator_type> {};
+
+template <class T> struct points_elsewhere : std::false_type {};
+template <class S> struct points_elsewhere<std::function<S>> : std::true_type {};
+template <class T> struct points_elsewhere<std::shared_ptr<T>> : std::true_type {};
+template <class T> struct points_elsewhere<std::weak_ptr<T>> : std::true_type {};
+template <class T, class D> struct points_elsewhere<std::unique_ptr<T, D>> : std::true_type {};
+template <class C, class S>
+struct points_elsewhere<std::basic_string_view<C, S>> : std::true_type {};
+template <> struct points_elsewhere<std::thread> : std::true_type {};
+template <> struct points_elsewhere<std::mutex> : std::true_type {};
+template <> struct points_elsewhere<std::recursive_mutex> : std::true_type {};
+} // namespace detail
+
+/// Whether a value of type T can be kept, as far as can be seen. Specialise it as std::true_type for a
+/// type of yours that it refuses wrongly.
+template <class T, class = void> struct persists;
+
+namespace detail {
+template <class T, class = void> struct parts_persist : std::true_type {};
+template <class A, class B>
+struct parts_persist<std::pair<A, B>>
+    : std::conjunction<persists<std::remove_cv_t<A>>, persists<std::remove_cv_t<B>>> {};
+template <class T>
+struct parts_persist<T, std::void_t<typename T::allocator_type, typename T::value_type>>
+    : std::conditional_t<std::is_class_v<typename T::value_type>,
+                         persists<std::remove_cv_t<typename T::value_type>>, std::true_type> {};
+
+template <class T>
+constexpr bool is_plain_pointer_out =
+    std::is_member_function_pointer_v<T> ||
+    (std::is_pointer_v<T> && std::is_function_v<std::remove_pointer_t<T>>);
+
+template <class T, bool = std::is_class_v<T>> struct class_persists : std::true_type {};
+template <class T>
+struct class_persists<T, true>
+    : std::bool_constant<!std::is_polymorphic_v<T> && !allocates_elsewhere<T>::value &&
+                         !points_elsewhere<T>::value && parts_persist<T>::value> {};
+} // namespace detail
+
+template <class T, class>
+struct persists : std::bool_constant<!std::is_reference_v<T> && !detail::is_plain_pointer_out<T> &&
+                                     detail::class_persists<T>::value> {};
+template <class T, std::size_t N> struct persists<T[N]> : persists<T> {};
+
+namespace detail {
+template <class T> constexpr void check_persists() {
+    static_assert(!std::is_polymorphic_v<T>,
+                  "mojim: a class with virtual functions holds an address of the program, and cannot persist");
+    static_assert(!allocates_elsewhere<T>::value,
+                  "mojim: this container allocates outside of the heap: give it a mojim::allocator");
+    static_assert(persists<T>::value,
+                  "mojim: this type, or what it holds, points out of the heap, and cannot persist");
+}
+
+inline std::uint64_t hash(std::string_view text) {
+    std::uint64_t h = 0xcbf29ce484222325u;
+    for (unsigned char c : text)
+        h = (h ^ c) * 0x100000001b3u;
+    return h;
+}
+
+/// What a root keeps of its type: the size, the kind of standard library, a hash of the whole name, and
+/// as much of the name as fits.
+template <class T> std::string tag() {
+    std::string_view name = __PRETTY_FUNCTION__;
+    const auto from = name.find("T = ");
+    if (from != name.npos)
+        name.remove_prefix(from + 4);
+    name = name.substr(0, name.find(';'));
+    if (!name.empty() && name.back() == ']')
+        name.remove_suffix(1);
+    const char *library =
+#if defined(_LIBCPP_VERSION)
+        "libc++";
+#elif defined(_GLIBCXX_DEBUG)
+        "libstdc++-debug";
+#elif defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
+        "libstdc++-old-abi";
+#elif defined(__GLIBCXX__)
+        "libstdc++";
+#else
+        "another-library";
+#endif
+    char head[64];
+    std::snprintf(head, sizeof head, "%zu/%zu %s %016llx ", sizeof(T), alignof(T), library,
+                  static_cast<unsigned long long>(hash(name)));
+    std::string all = head;
+    return all.append(name.substr(0, 127 - all.size()));
+}
+} // namespace detail
+
+/// An attachment (mojim_attach). It ends with the object, which detaches: an error of that is lost, so
+/// call detach() to see it.
+class volume {
+public:
+    /// Attaches; throws mojim::error. `name` may be left out where the configuration has one volume.
+    explicit volume(const std::string &config, const std::string &node, const std::string &name = {})
+        : handle_(mojim_attach(config.c_str(), node.c_str(), name.empty() ? nullptr : name.c_str())) {
+        if (!handle_)
+            detail::fail();
+    }
+    /// Takes over a handle of the C interface.
+    explicit volume(mojim_t *handle) noexcept : handle_(handle) {}
+    volume(volume &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    volume &operator=(volume &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    ~volume() {
+        if (handle_)
+            mojim_detach(handle_);
+    }
+    /// For reading only, on a node that follows (mojim_attach_reader).
+    static volume reader(const std::string &config, const std::string &node, const std::string &name = {}) {
+        mojim_t *m = mojim_attach_reader(config.c_str(), node.c_str(), name.empty() ? nullptr : name.c_str());
+        if (!m)
+            detail::fail();
+        return volume(m);
+    }
+    /// Detaches, and throws if that fails: then the volume is attached still.
+    void detach() {
+        if (handle_ && mojim_detach(handle_) != 0)
+            detail::fail();
+        handle_ = nullptr;
+    }
+    mojim_t *get() const noexcept { return handle_; }
+
+private:
+    mojim_t *handle_;
+};
+
+/// A file of a volume, mapped as an array of T. It is unmapped with the object (mojim_unmap: a sync
+/// point, unless `flags` had MAP_ATOMIC), whose errors are lost then; call unmap() to see them.
+template <class T> class mapping {
+    static_assert(std::is_trivially_copyable_v<T>, "mojim: a mapped file is plain bytes");
+
+public:
+    mapping(volume &v, const std::string &file, std::size_t n, int flags = MOJIM_CREATE) {
+        void *p = mojim_map(v.get(), file.c_str(), n * sizeof(T), flags);
+        if (p == MAP_FAILED)
+            detail::fail();
+        data_ = static_cast<T *>(p);
+        n_ = n;
+    }
+    mapping(mapping &&o) noexcept : data_(std::exchange(o.data_, nullptr)), n_(o.n_) {}
+    mapping &operator=(mapping &&o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(n_, o.n_);
+        return *this;
+    }
+    ~mapping() {
+        if (data_)
+            mojim_unmap(data_, n_ * sizeof(T));
+    }
+    void unmap() {
+        if (data_ && mojim_unmap(data_, n_ * sizeof(T)) != 0)
+            detail::fail();
+        data_ = nullptr;
+    }
+    T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return n_; }
+    T &operator[](std::size_t i) const noexcept { return data_[i]; }
+    T *begin() const noexcept { return data_; }
+    T *end() const noexcept { return data_ + n_; }
+    /// Commits n elements from the first on; all, if they are left out.
+    void sync(std::size_t first = 0, std::size_t n = SIZE_MAX) {
+        if (n == SIZE_MAX)
+            n = n_ - first;
+        if (mojim_msync(data_ + first, n * sizeof(T), MS_SYNC) != 0)
+            detail::fail();
+    }
+
+private:
+    T *data_ = nullptr;
+    std::size_t n_ = 0;
+};
+
+/// Commits several objects of one volume, atomically together (gmsync).
+template <class... T> void sync(const T &...objects) {
+    msync_input all[] = {{const_cast<void *>(static_cast<const volatile void *>(std::addressof(objects))),
+                          static_cast<int>(sizeof objects)}...};
+    if (gmsync(all, sizeof...(objects), MS_SYNC) != 0)
+        detail::fail();
+}
+
+/// A persistent heap (mojim_heap_open). Closed with the object.
+class heap {
+public:
+    explicit heap(volume &v, const std::string &file, std::size_t capacity = 0, void *address = nullptr,
+                  int flags = 0)
+        : handle_(mojim_heap_open(v.get(), file.c_str(), capacity, address, flags)) {
+        if (!handle_)
+            detail::fail();
+    }
+    heap(heap &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    heap &operator=(heap &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    ~heap() {
+        if (handle_)
+            mojim_heap_close(handle_);
+    }
+    mojim_heap_t *get() const noexcept { return handle_; }
+
+    /// Commits all that was stored (mojim_heap_sync).
+    void sync() {
+        if (mojim_heap_sync(handle_) != 0)
+            detail::fail();
+    }
+    /// Undoes all that was stored since (mojim_heap_rollback).
+    void rollback() {
+        if (mojim_heap_rollback(handle_) != 0)
+            detail::fail();
+    }
+    /// The root of this name, or null. Throws if it is of another type.
+    template <class T> T *find(const std::string &name) const {
+        detail::check_persists<T>();
+        void *p = mojim_root(handle_, name.c_str(), detail::tag<T>().c_str());
+        if (!p && errno != ENOENT)
+            detail::fail();
+        return static_cast<T *>(p);
+    }
+    /// The root of this name; if it is not there, made from `arguments` and committed with the
+    /// next sync.
+    template <class T, class... A> T &root(const std::string &name, A &&...arguments);
+    /// Makes an object. A container in it gets the heap as its allocator's.
+    template <class T, class... A> T *make(A &&...arguments);
+    /// Ends an object that make() made.
+    template <class T> void destroy(T *p) {
+        if (p) {
+            p->~T();
+            if (mojim_free(p) != 0)
+                detail::fail();
+        }
+    }
+    /// Takes a root away; the object is ended.
+    template <class T> void remove_root(const std::string &name) {
+        if (T *p = find<T>(name)) {
+            if (mojim_root_set(handle_, name.c_str(), nullptr, nullptr) != 0)
+                detail::fail();
+            destroy(p);
+        }
+    }
+
+private:
+    mojim_heap_t *handle_;
+};
+
+/// An allocator for containers of the standard library and of Boost, which allocates in a heap. A container
+/// keeps it, so it holds the heap's address, which is the same in each run. Made without arguments: of
+/// the heap that was opened first. Throws std::bad_alloc.
+template <class T> class allocator {
+public:
+    using value_type = T;
+    using propagate_on_container_copy_assignment = std::false_type;
+    using propagate_on_container_move_assignment = std::true_type;
+    using propagate_on_container_swap = std::true_type;
+    using is_always_equal = std::false_type;
+
+    allocator() : base_(mojim_heap_base(mojim_heap_of(nullptr))) {}
+    allocator(const heap &h) : base_(mojim_heap_base(h.get())) {}
+    template <class U> allocator(const allocator<U> &other) noexcept : base_(other.base()) {}
+
+    T *allocate(std::size_t n) {
+        if (n > SIZE_MAX / sizeof(T))
+            throw std::bad_array_new_length();
+        mojim_heap_t *h = mojim_heap_of(base_);
+        void *p = alignof(T) > 16 ? mojim_aligned_alloc(h, alignof(T), n * sizeof(T))
+                                  : mojim_malloc(h, n * sizeof(T));
+        if (!p)
+            throw std::bad_alloc();
+        return static_cast<T *>(p);
+    }
+    /// What is no block is left as it is: a destructor cannot throw.
+    void deallocate(T *p, std::size_t) noexcept { mojim_free(p); }
+    /// The heap's address.
+    void *base() const noexcept { return base_; }
+    /// The copy of a container is in the same heap.
+    allocator select_on_container_copy_construction() const { return *this; }
+
+private:
+    void *base_;
+};
+
+template <class T, class U> bool operator==(const allocator<T> &a, const allocator<U> &b) noexcept {
+    return a.base() == b.base();
+}
+template <class T, class U> bool operator!=(const allocator<T> &a, const allocator<U> &b) noexcept {
+    return !(a == b);
+}
+
+using string = std::basic_string<char, std::char_traits<char>, allocator<char>>;
+template <class T> using vector = std::vector<T, allocator<T>>;
+template <class T> using deque = std::deque<T, allocator<T>>;
+template <class T> using list = std::list<T, allocator<T>>;
+template <class K, class V, class C = std::less<K>>
+using map = std::map<K, V, C, allocator<std::pair<const K, V>>>;
+template <class K, class V, class C = std::less<K>>
+using multimap = std::multimap<K, V, C, allocator<std::pair<const K, V>>>;
+template <class K, class C = std::less<K>> using set = std::set<K, C, allocator<K>>;
+template <class K, class V, class H = std::hash<K>, class E = std::equal_to<K>>
+using unordered_map = std::unordered_map<K, V, H, E, allocator<std::pair<const K, V>>>;
+template <class K, class H = std::hash<K>, class E = std::equal_to<K>>
+using unordered_set = std::unordered_set<K, H, E, allocator<K>>;
+
+template <class T, class... A> T *heap::make(A &&...arguments) {
+    detail::check_persists<T>();
+    void *p = alignof(T) > 16 ? mojim_aligned_alloc(handle_, alignof(T), sizeof(T))
+                              : mojim_malloc(handle_, sizeof(T));
+    if (!p)
+        detail::fail();
+    try {
+        if constexpr (std::uses_allocator_v<T, allocator<char>> &&
+                      std::is_constructible_v<T, A..., const allocator<char> &>)
+            return ::new (p) T(std::forward<A>(arguments)..., allocator<char>(*this));
+        else
+            return ::new (p) T(std::forward<A>(arguments)...);
+    } catch (...) {
+        mojim_free(p);
+        throw;
+    }
+}
+
+template <class T, class... A> T &heap::root(const std::string &name, A &&...arguments) {
+    if (T *p = find<T>(name))
+        return *p;
+    T *p = make<T>(std::forward<A>(arguments)...);
+    if (mojim_root_set(handle_, name.c_str(), p, detail::tag<T>().c_str()) != 0) {
+        const error why(errno);
+        destroy(p);
+        throw why;
+    }
+    return *p;
+}
+
+/// Runs `f`, then commits the heap: all that `f` did is durable and replicated when this returns, or,
+/// after a crash, none of it is. If `f` throws, all that was stored in the heap since its last commit
+/// is undone, and the exception goes on. (If that fails too, the heap can only be closed: its calls
+/// throw.) Returns what `f` returns. If the commit fails it throws, and memory stays as `f` left it:
+/// the next one commits it. One thread at a time, and not within itself.
+template <class F> auto atomically(heap &h, F &&f) {
+    auto undo = [&]() noexcept { mojim_heap_rollback(h.get()); };
+    if constexpr (std::is_void_v<decltype(f())>) {
+        try {
+            std::forward<F>(f)();
+        } catch (...) {
+            undo();
+            throw;
+        }
+        h.sync();
+    } else {
+        auto run = [&] {
+            try {
+                return std::forward<F>(f)();
+            } catch (...) {
+                undo();
+                throw;
+            }
+        };
+        auto result = run();
+        h.sync();
+        return result;
+    }
+}
+
+} // namespace mojim
+
+#endif
