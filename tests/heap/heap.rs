@@ -1,10 +1,12 @@
-//! The heap of the C interface: what it refuses, and that kills leave what was committed.
+//! The heap of the C and C++ interfaces: what it refuses, and that kills leave what was committed.
+//! HEAP_KILLS: how many kills (default 6); HEAP_SEED: the seed of those of an earlier run.
 
 #[path = "../e2e/support.rs"]
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use support::*;
@@ -28,12 +30,76 @@ fn volumes_that_cannot_have_a_heap_refuse() {
         let v = TestVolume::new(more);
         let bin = v.root.join("list");
         compile("tests/heap/list.c", &bin, &[], true);
-        let out = output(Command::new(&bin).args([v.config(), "end".into()]));
+        let out = output(Command::new(&bin).arg(v.config()).args(["a", "end"]));
         assert!(
             !out.status.success() && text(&out).contains(says),
             "{}",
             text(&out)
         );
+    }
+}
+
+/// Compiles C++17, linked with libmojim.so.
+#[track_caller]
+fn compile_cpp(file: &str, to: &Path, flags: &[&str]) -> Output {
+    let dir = libraries();
+    let mut c = Command::new("c++");
+    c.args([
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pthread",
+        "-I",
+    ])
+    .arg(source().join("include"))
+    .args(flags)
+    .arg(source().join(file))
+    .arg("-o")
+    .arg(to)
+    .arg("-L")
+    .arg(dir)
+    .arg("-lmojim")
+    .arg(format!("-Wl,-rpath,{}", dir.display()));
+    output(&mut c)
+}
+
+/// Runs a program again and again, each time until it has printed some numbers and is killed. Each time
+/// it must find what it had acknowledged.
+fn kill_often(v: &TestVolume, bin: &Path) {
+    let number = |name| std::env::var(name).ok().map(|v: String| v.parse().unwrap());
+    let kills = number("HEAP_KILLS").unwrap_or(6);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let mut seed: u64 = number("HEAP_SEED").unwrap_or(now.as_nanos() as u64);
+    println!("HEAP_SEED={seed}");
+    let mut last = 0;
+    for _ in 0..kills {
+        seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        let lines = (seed >> 33) % 50;
+        let mut child = Command::new(bin)
+            .arg(v.config())
+            .arg("a")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
+        let first = out.next().unwrap().unwrap();
+        let open = first.strip_prefix("open ").and_then(|n| n.parse().ok());
+        let open: u64 = open.unwrap_or_else(|| panic!("{first}"));
+        assert!(open >= last, "round {last} was committed, {open} is there");
+        last = open;
+        for line in out.by_ref().take(lines as usize) {
+            let line = line.unwrap();
+            last = line.parse().unwrap_or_else(|_| panic!("{line}"));
+        }
+        child.kill().unwrap();
+        // What it had printed before it died; the last line may be cut.
+        for line in out.map_while(Result::ok) {
+            last = line.parse().map_or(last, |n: u64| n.min(last + 1));
+        }
+        child.wait().unwrap();
     }
 }
 
@@ -44,45 +110,35 @@ fn killed_at_any_moment() {
     let v = TestVolume::new("");
     let bin = v.root.join("list");
     compile("tests/heap/list.c", &bin, &["-O2"], true);
-    let kills: u32 = std::env::var("HEAP_KILLS").map_or(8, |k| k.parse().unwrap());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let mut seed = std::env::var("HEAP_SEED").map_or(now.as_nanos() as u64, |s| s.parse().unwrap());
-    println!("HEAP_SEED={seed}");
-    let mut last = 0;
-    for _ in 0..kills {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        let lines = (seed >> 33) % 50;
-        let mut child = Command::new(&bin)
-            .arg(v.config())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
-        let first = out.next().unwrap().unwrap();
-        let open: u64 = first
-            .strip_prefix("open ")
-            .unwrap_or_else(|| panic!("{first}"))
-            .parse()
-            .unwrap();
-        assert!(open >= last, "round {last} was committed, {open} is there");
-        last = open;
-        for line in out.by_ref().take(lines as usize) {
-            last = line.unwrap().parse().unwrap();
-        }
-        child.kill().unwrap();
-        // What it had printed before it died.
-        for line in out {
-            last = line.unwrap().parse().unwrap_or(last);
-        }
-        child.wait().unwrap();
-    }
-    let said = succeed(Command::new(&bin).args([v.config(), "end".into()]));
+    kill_often(&v, &bin);
+    let said = succeed(Command::new(&bin).arg(v.config()).args(["a", "end"]));
     let nodes: u64 = said.split_whitespace().last().unwrap().parse().unwrap();
     let bytes = std::fs::read(v.dir().join("list")).unwrap();
     let report = mojim_heap::check(&bytes).unwrap();
     assert_eq!(report.problems, [""; 0]);
     assert_eq!(report.used_blocks(), nodes + 1, "leaked or lost");
     assert_eq!(report.roots.len(), 1);
+}
+
+/// Containers are what their twins in plain memory are, after exceptions and after kills.
+#[test]
+fn containers_are_as_their_twins() {
+    let v = TestVolume::new("");
+    let bin = v.root.join("containers");
+    let made = compile_cpp("tests/heap/containers.cpp", &bin, &["-O1"]);
+    assert!(made.status.success(), "{}", text(&made));
+    kill_often(&v, &bin);
+    succeed(Command::new(&bin).arg(v.config()).args(["a", "20"]));
+}
+
+/// What cannot persist does not compile, and the compiler says why.
+#[test]
+fn what_cannot_persist_is_refused() {
+    let v = TestVolume::new("");
+    for case in 0..10 {
+        let flags = [&format!("-DCASE={case}"), "-c", "-fsyntax-only"];
+        let out = compile_cpp("tests/heap/refused.cpp", &v.root.join("r.o"), &flags);
+        assert_eq!(out.status.success(), case == 0, "{case}: {}", text(&out));
+        assert!(case == 0 || text(&out).contains("error: static assertion failed: mojim:"));
+    }
 }

@@ -1,6 +1,6 @@
-/* A list in a heap, whose nodes have all sizes. `list CONFIG`: opens it, checks all of it,
+/* A list in a heap, whose nodes have all sizes. `list CONFIG NODE`: opens it, checks all of it,
  * prints "open ROUND", then changes and syncs it for ever; prints the number of each round
- * that is committed. `list CONFIG end`: checks only, and prints the nodes too. */
+ * that is committed. `list CONFIG NODE end`: checks only, and prints the nodes too. */
 #include <mojim_heap.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +69,7 @@ static int step(mojim_heap_t *h, struct list *l)
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    mojim_t *m = mojim_attach(argv[1], "a", NULL);
+    mojim_t *m = argc > 2 ? mojim_attach(argv[1], argv[2], NULL) : NULL;
     mojim_heap_t *h = m ? mojim_heap_open(m, "list", 1 << 30, NULL, 0) : NULL;
     if (!h)
         return fail("open");
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     if (check(h, l))
         return 1;
     printf("open %lu\n", l->round);
-    if (argc > 2) {
+    if (argc > 3) {
         printf("nodes %lu\n", l->count);
         return mojim_detach(m) ? fail("detach") : 0;
     }

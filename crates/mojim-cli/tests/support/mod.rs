@@ -50,18 +50,23 @@ impl Process {
 
     /// The same, of a command that `prepare` may still change.
     pub fn start_with(args: &[&str], errors: &Path, prepare: impl FnOnce(&mut Command)) -> Process {
+        let mut command = Command::new(MOJIM);
+        command.args(args);
+        prepare(&mut command);
+        Process::of(command, errors)
+    }
+
+    /// The same, of another program.
+    pub fn of(mut command: Command, errors: &Path) -> Process {
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(errors)
             .unwrap();
-        let mut command = Command::new(MOJIM);
         command
-            .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file);
-        prepare(&mut command);
         let mut child = command.spawn().unwrap();
         Process {
             out: BufReader::new(child.stdout.take().unwrap()),
