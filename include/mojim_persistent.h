@@ -1,4 +1,5 @@
-/* mojim_persistent.h - variables that keep their values from run to run.
+/* mojim_persistent.h - variables that keep their values from run to run, regions that keep
+ * their address, and logs.
  *
  * mojim.h has the conventions (errors, threads, ownership), which hold here too.
  * Source: Mnemosyne, "Programming model".
@@ -108,6 +109,93 @@ static inline int mojim_variables_sync(void)
 {
     return mojim_msync(MOJIM_VARIABLES_START, MOJIM_VARIABLES_BYTES, MS_SYNC);
 }
+
+/* ---- regions made at run time ------------------------------------------------------ */
+
+/* Maps a persistent region: `size` bytes of a file of the volume, at the same address in every
+ * run, so that pointers between its bytes stay valid. A region that is not there is made, of
+ * zeros, at an address chosen by chance between 0x2000'0000'0000 and 0x3000'0000'0000. `size`
+ * is used then; later it is the same, or 0. The mapping is one with MAP_ATOMIC, for
+ * mojim_msync and gmsync. (In the volume the file has 64 KiB more.)
+ *
+ * MAP_FAILED on error: EINVAL where the region has another size; EADDRINUSE where the addresses
+ * are taken in this process; EUCLEAN where the file is no region, or is damaged; EBUSY where it
+ * is mapped; EOPNOTSUPP and EROFS as for mojim_variables. */
+void *mojim_pmap(mojim_t *m, const char *file, size_t size);
+
+/* Ends a region, given by its address; what was not committed is thrown away. The file stays:
+ * mojim_remove removes it. EINVAL if no region of mojim_pmap begins there. */
+int mojim_punmap(void *addr);
+
+/* ---- one variable -------------------------------------------------------------------- */
+
+/* Stores eight bytes, atomically, and makes them durable before it returns:
+ *   - in a region of a volume (a persistent variable, a heap): by one sync point of these eight
+ *     bytes, with what the mode promises. On error the value is in memory, and in doubt;
+ *   - in other memory: by a store past the cache (movnti) between two fences. Durable where
+ *     that memory is persistent itself (a file on DAX, mapped by the program with MAP_SYNC), and
+ *     not where it is any other. What the calling thread flushed, or stored past the cache,
+ *     before is durable before it.
+ * `p` is a multiple of 8 (EINVAL). The last step of a shadow update: allocate, fill and commit
+ * the new, then swing the pointer (see examples/shadow.c). */
+int mojim_store8(uint64_t *p, uint64_t value);
+
+/* ---- logs ---------------------------------------------------------------------------- */
+
+/* Records of any length, in a ring of a fixed size. A record that was appended is there after
+ * a crash, whole; one whose append did not return is there whole or not at all. Every call may
+ * be made by any thread at any time: threads of one log wait for each other. Not in a child
+ * made by fork (EOPNOTSUPP). One process has a log open. */
+typedef struct mojim_log mojim_log_t;
+
+/* How the end of a log is found after a crash. What it costs is told by `mojim bench log`.
+ *   TORN_BIT    63 bits of each word are data, one says in which pass over the ring the word
+ *               was stored. One fence an append. Damaged bytes are not noticed.
+ *   TWO_FENCES  the end is stored, and fenced, behind each record. Damaged bytes are not noticed.
+ *   CHECKSUM    16 bytes a record. One fence an append. A damaged record ends the log.
+ * In a volume an append is one sync point in each of them. */
+#define MOJIM_LOG_TORN_BIT 1
+#define MOJIM_LOG_TWO_FENCES 2
+#define MOJIM_LOG_CHECKSUM 3
+
+/* Opens a log in a file of a volume, and makes it if it is not there. An append, and a
+ * truncation, is one sync point. `size`: bytes of the ring, up to 1 TiB; used when it is made,
+ * as is `encoding`. Later both may be 0.
+ * NULL on error: EINVAL where the log has another encoding, or is new and lacks a size or an
+ * encoding; EUCLEAN where the file holds something else, or its header is damaged; EBUSY where
+ * it is open; EOPNOTSUPP and EROFS as for mojim_variables; and those of mojim_map. */
+mojim_log_t *mojim_log_open(mojim_t *m, const char *file, size_t size, int encoding);
+
+/* Opens a log in persistent memory, outside any volume, not replicated: a file (of a path) on
+ * DAX; or on tmpfs, which stands for persistent memory and is lost with the power. Stores go past
+ * the cache, and are fenced. `delay_ns`: after each store of 8 bytes it waits that long, as
+ * slower memory would (the poster's emulation: 150). EBUSY where a process has it open;
+ * EOPNOTSUPP on another file system. */
+mojim_log_t *mojim_log_open_pmem(const char *path, size_t size, int encoding,
+                                 unsigned delay_ns);
+
+/* Appends a record, durably. `position`, unless NULL, gets the record's position. -1 on error:
+ * ENOSPC where the ring has no room (nothing has changed; see mojim_log_truncate); those of a
+ * sync point: the record is in doubt. It is not to be appended again: a later append that
+ * succeeds makes it durable, too. */
+int mojim_log_append(mojim_log_t *log, const void *data, size_t n, uint64_t *position);
+
+/* Reads the record at *position into `out`, which has room for n bytes; sets *position to that
+ * of the next one. Returns the record's length. -1 on error: ENOENT at the end; ERANGE where the
+ * record is longer than n (the text says how long; *position stays); EINVAL where no record
+ * begins there. */
+ssize_t mojim_log_read(mojim_log_t *log, uint64_t *position, void *out, size_t n);
+
+/* Discards the records before `position`, which is that of a record, or the end (EINVAL), by
+ * one store of 8 bytes. */
+int mojim_log_truncate(mojim_log_t *log, uint64_t position);
+
+/* The position of the oldest record, and that behind the last. Either may be NULL. */
+int mojim_log_ends(mojim_log_t *log, uint64_t *first, uint64_t *end);
+
+/* Closes it. No other call may be using it. mojim_detach does not close logs: after it, this is
+ * all that can be done with one. */
+int mojim_log_close(mojim_log_t *log);
 
 #ifdef __cplusplus
 }

@@ -48,6 +48,13 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
+/// CRC-64/NVME of parts in a row: where a record is found by its checksum alone.
+pub fn crc64(parts: &[&[u8]]) -> u64 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    parts.iter().for_each(|part| digest.update(part));
+    digest.finalize()
+}
+
 /// Why bytes were not decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {

@@ -1,7 +1,7 @@
-//! Heads of the files that hold persistent variables and regions made at run time.
+//! Heads of the files that hold persistent variables, regions made at run time, and logs.
 //!
-//! Owns their bytes; `docs/format.md`, "Persistent variables" and "Persistent regions". A head
-//! of zeros belongs to a file whose first state was never committed.
+//! Owns their bytes; `docs/format.md`, "Persistent variables", "Persistent regions" and
+//! "Append-only logs". A head of zeros belongs to a file whose first state was never committed.
 
 use crate::bytes::{Reader, Writer, u32_at};
 use crate::{FormatError, crc32c};
@@ -22,6 +22,17 @@ pub const MAX_VARIABLE_NAME: usize = 4096;
 pub const VARIABLES_FIXED: usize = 72;
 /// Bytes of a region's head up to its checksum.
 pub const REGION_FIXED: usize = 40;
+
+/// `MJALOG01`, the first word of an append-only log.
+pub const LOG_MAGIC: u64 = u64::from_le_bytes(*b"MJALOG01");
+/// Words of a log's header that never change: magic, encoding, words of the ring, salt, checksum.
+pub const LOG_FIXED_WORDS: usize = 5;
+/// The word with the position of the oldest record.
+pub const LOG_HEAD_WORD: usize = 8;
+/// The word with the position behind the last record, for the encoding with two fences.
+pub const LOG_TAIL_WORD: usize = 16;
+/// The first word of a log's ring.
+pub const LOG_RING_WORD: usize = 64;
 
 /// One variable.
 #[derive(Debug, Clone, PartialEq, Eq)]

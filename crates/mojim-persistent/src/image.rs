@@ -10,10 +10,11 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use mojim::{Error, Result};
-use mojim_env::Context;
+use mojim_env::{Context, descriptors};
 use mojim_format::persistent::{BUILD_ID, Variable};
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, ReadCache, SymbolKind, elf};
@@ -55,7 +56,8 @@ pub fn of(start: usize, len: usize) -> Result<Image> {
         false => loaded.path.clone(),
     };
     let what = || format!("reading {}", loaded.path.display());
-    let cache = ReadCache::new(File::open(&path).context(what)?);
+    let open = || File::open(&path).map(OwnedFd::from);
+    let cache = ReadCache::new(File::from(descriptors::open(open).context(what)?));
     let elf = Elf::parse(&cache).map_err(|e| unknown(&loaded, &e.to_string()))?;
     let at = start as u64 - loaded.base..(start + len) as u64 - loaded.base;
     check_file(&elf, &loaded)?;

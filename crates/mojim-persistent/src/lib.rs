@@ -4,4 +4,12 @@
 
 mod file;
 mod image;
+pub mod log;
+mod media;
+mod open;
+pub mod regions;
+mod store8;
 pub mod variables;
+
+pub use open::AppendLog;
+pub use store8::store8;

@@ -1,0 +1,412 @@
+//! A log: records that are appended, read, and discarded from the front.
+//!
+//! Owns the ring of words, its header, and the three encodings of a record. All access to
+//! memory goes through [`Medium`], so that the simulator can enumerate what a loss of power may
+//! leave at each fence. `docs/format.md`, "Append-only logs".
+//!
+//! Invariants:
+//! - A record is read after a crash if its append had returned, and only whole.
+//! - A position is the number of words before a record since the log was made: it never wraps.
+//! - Words that are in use are not stored to before the head that frees them is durable.
+//!
+//! Source: Mnemosyne, "High performance logging".
+
+mod checksum;
+mod fences;
+mod torn;
+
+use mojim::{Error, Result};
+use mojim_format::crc32c;
+use mojim_format::persistent::{
+    LOG_FIXED_WORDS, LOG_HEAD_WORD, LOG_MAGIC, LOG_RING_WORD, LOG_TAIL_WORD,
+};
+
+/// Memory in words of 8 bytes, whose stores become durable by flushes and fences.
+pub trait Medium {
+    /// A word.
+    fn load(&self, word: usize) -> u64;
+    /// Changes a word: durable, whole, some time after it is flushed, or before.
+    fn store(&mut self, word: usize, value: u64);
+    /// Begins to make words durable.
+    fn flush(&mut self, word: usize, words: usize);
+    /// Waits until what was flushed is durable.
+    fn fence(&mut self) -> Result<()>;
+    /// What was flushed is durable before anything that is stored from here on.
+    fn order(&mut self) -> Result<()> {
+        self.fence()
+    }
+}
+
+/// How the end of a log is found after a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Encoding {
+    /// 63 bits of each word are the record's; the other one says in which pass over the ring
+    /// the word was stored. One fence an append.
+    TornBit = 1,
+    /// The tail is stored behind the record. Two fences an append.
+    TwoFences = 2,
+    /// Each record has a checksum. One fence an append. The only one that finds damaged bytes.
+    Checksum = 3,
+}
+
+impl Encoding {
+    /// All of them, with their names.
+    pub const ALL: [(Encoding, &'static str); 3] = [
+        (Encoding::TornBit, "torn-bit"),
+        (Encoding::TwoFences, "two-fences"),
+        (Encoding::Checksum, "checksum"),
+    ];
+
+    /// The encoding of a number in a header.
+    pub fn of(number: u32) -> Option<Encoding> {
+        let mut all = Encoding::ALL.into_iter();
+        all.find(|(e, _)| *e as u32 == number).map(|(e, _)| e)
+    }
+}
+
+/// What is left out, or done wrongly, to check the checker.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Defect {
+    /// The last word of a record is not flushed.
+    LastWord,
+    /// An append does not fence.
+    Fence,
+    /// Two fences: the first one.
+    Order,
+    /// Torn bit: it is not flipped when the ring wraps.
+    SameBit,
+    /// Torn bit: what a torn append left is not cleaned away.
+    Stale,
+    /// Checksum: it is not compared.
+    Sum,
+    /// Truncation does not fence.
+    Truncate,
+}
+
+/// Fewest and most words of a ring.
+const RING_WORDS: std::ops::RangeInclusive<usize> = 16..=1 << 40;
+/// Positions stay below this: enough for an append each nanosecond over 140 years.
+const MOST: u64 = 1 << 62;
+
+/// The words of a ring.
+struct Ring<M> {
+    medium: M,
+    words: usize,
+    salt: u64,
+    defect: Option<Defect>,
+}
+
+impl<M: Medium> Ring<M> {
+    fn has(&self, defect: Defect) -> bool {
+        cfg!(feature = "mutations") && self.defect == Some(defect)
+    }
+
+    fn word(&self, position: u64) -> usize {
+        LOG_RING_WORD + (position % self.words as u64) as usize
+    }
+
+    fn load(&self, position: u64) -> u64 {
+        self.medium.load(self.word(position))
+    }
+
+    fn store(&mut self, position: u64, value: u64) {
+        let word = self.word(position);
+        self.medium.store(word, value);
+    }
+
+    /// Flushes words in a row, which may wrap.
+    fn flush(&mut self, position: u64, words: usize) {
+        let words = words - usize::from(self.has(Defect::LastWord));
+        let first = self.word(position);
+        let end = LOG_RING_WORD + self.words;
+        let front = words.min(end - first);
+        self.medium.flush(first, front);
+        if words > front {
+            self.medium.flush(LOG_RING_WORD, words - front);
+        }
+    }
+
+    fn fence(&mut self) -> Result<()> {
+        match self.has(Defect::Fence) {
+            true => Ok(()),
+            false => self.medium.fence(),
+        }
+    }
+
+    /// One word of the header, durable.
+    fn set(&mut self, word: usize, value: u64) -> Result<()> {
+        self.medium.store(word, value);
+        self.medium.flush(word, 1);
+        self.medium.fence()
+    }
+
+    /// Words `from..`, as bytes, appended to `out`.
+    fn bytes(&self, from: u64, len: usize, out: &mut Vec<u8>) {
+        let end = out.len() + len;
+        for n in 0..len.div_ceil(8) as u64 {
+            out.extend_from_slice(&self.load(from + n).to_le_bytes());
+        }
+        out.truncate(end);
+    }
+}
+
+/// The eight bytes of a record at `n * 8`, filled with zeros.
+fn word_of(bytes: &[u8], n: usize) -> u64 {
+    let rest = &bytes[n * 8..];
+    match rest.first_chunk::<8>() {
+        Some(word) => u64::from_le_bytes(*word),
+        None => {
+            let mut word = [0; 8];
+            word[..rest.len()].copy_from_slice(rest);
+            u64::from_le_bytes(word)
+        }
+    }
+}
+
+/// A log. One thread at a time uses it.
+pub struct Log<M> {
+    ring: Ring<M>,
+    encoding: Encoding,
+    head: u64,
+    tail: u64,
+}
+
+impl<M: Medium> Log<M> {
+    /// Words of a medium with room for a ring of `bytes`.
+    pub fn words_for(bytes: usize) -> usize {
+        LOG_RING_WORD + bytes.div_ceil(8).max(*RING_WORDS.start())
+    }
+
+    /// Whether the medium holds a log: false if it was never made, or not completed.
+    pub fn is_there(medium: &M) -> bool {
+        medium.load(0) == LOG_MAGIC
+    }
+
+    /// Makes a log on a medium of `words` words, whose ring is all zeros.
+    pub fn make(medium: &mut M, words: usize, encoding: Encoding, salt: u64) -> Result<()> {
+        let fixed = [
+            LOG_MAGIC,
+            encoding as u64,
+            (words - LOG_RING_WORD) as u64,
+            salt,
+        ];
+        let sum = u64::from(header_sum(&fixed));
+        for (word, value) in fixed.into_iter().chain([sum]).enumerate().skip(1) {
+            medium.store(word, value);
+        }
+        medium.flush(1, LOG_FIXED_WORDS - 1);
+        medium.order()?;
+        // It is there from this word on.
+        medium.store(0, LOG_MAGIC);
+        medium.flush(0, 1);
+        medium.fence()
+    }
+
+    /// Opens a log on a medium of `words` words, and finds its end.
+    ///
+    /// # Errors
+    /// A text that says what is damaged: `Ok(Err(_))`; those of the medium.
+    pub fn open(medium: M, words: usize) -> Result<Result<Log<M>, String>> {
+        Log::open_with(medium, words, None)
+    }
+
+    #[doc(hidden)]
+    pub fn open_with(
+        medium: M,
+        words: usize,
+        defect: Option<Defect>,
+    ) -> Result<Result<Log<M>, String>> {
+        let fixed: Vec<u64> = (0..4).map(|w| medium.load(w)).collect();
+        if fixed[0] != LOG_MAGIC {
+            return Ok(Err("it is no log".into()));
+        }
+        if medium.load(4) != u64::from(header_sum(&fixed)) {
+            return Ok(Err("its header is damaged".into()));
+        }
+        let encoding = u32::try_from(fixed[1]).ok().and_then(Encoding::of);
+        let Some(encoding) = encoding else {
+            return Ok(Err(format!("encoding {} is not known", fixed[1])));
+        };
+        let ring = usize::try_from(fixed[2]).unwrap_or(usize::MAX);
+        if !RING_WORDS.contains(&ring) || words - LOG_RING_WORD < ring {
+            return Ok(Err(format!(
+                "its ring has {ring} words, its memory {words}"
+            )));
+        }
+        let head = medium.load(LOG_HEAD_WORD);
+        if head > MOST {
+            return Ok(Err(format!("its head is {head}")));
+        }
+        let mut log = Log {
+            ring: Ring {
+                medium,
+                words: ring,
+                salt: fixed[3],
+                defect,
+            },
+            encoding,
+            head,
+            tail: head,
+        };
+        let tail = match encoding {
+            Encoding::TwoFences => log.ring.medium.load(LOG_TAIL_WORD),
+            _ => u64::MAX,
+        };
+        while log.tail < tail
+            && let Some(next) = log.next(log.tail, &mut Vec::new())
+        {
+            log.tail = next;
+        }
+        match encoding {
+            Encoding::TornBit => {
+                let behind = log.tail..log.end();
+                torn::clean(&mut log.ring, behind)?;
+            }
+            Encoding::TwoFences if tail != log.tail => {
+                log.ring.set(LOG_TAIL_WORD, log.tail)?;
+            }
+            _ => {}
+        }
+        Ok(Ok(log))
+    }
+
+    /// Where the words end that an append may use.
+    fn end(&self) -> u64 {
+        self.head + self.ring.words as u64
+    }
+
+    /// Reads the record at a position into `out`; the position behind it, or `None` if no whole
+    /// record begins there.
+    fn next(&self, at: u64, out: &mut Vec<u8>) -> Option<u64> {
+        let room = self.end() - at;
+        match self.encoding {
+            Encoding::TornBit => torn::read(&self.ring, at, room, out),
+            Encoding::TwoFences => fences::read(&self.ring, at, room, out),
+            Encoding::Checksum => checksum::read(&self.ring, at, room, out),
+        }
+    }
+
+    /// The encoding.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// Position of the oldest record; the end, if there is none.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Position behind the last record.
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Words that a record of `len` bytes takes.
+    fn takes(&self, len: usize) -> usize {
+        match self.encoding {
+            Encoding::TornBit => torn::words(len),
+            Encoding::TwoFences => 1 + len.div_ceil(8),
+            Encoding::Checksum => 2 + len.div_ceil(8),
+        }
+    }
+
+    /// Bytes of the largest record that fits now.
+    pub fn room(&self) -> usize {
+        let words = (self.end() - self.tail) as usize;
+        match self.encoding {
+            Encoding::TornBit => words.saturating_sub(1) * 63 / 8,
+            Encoding::TwoFences => words.saturating_sub(1) * 8,
+            Encoding::Checksum => words.saturating_sub(2) * 8,
+        }
+    }
+
+    /// Appends a record; returns its position, when it is durable.
+    ///
+    /// # Errors
+    /// `Io` with ENOSPC if it does not fit: nothing has changed. Those of the medium: the record
+    /// is in doubt; it is there if a later append succeeds.
+    pub fn append(&mut self, record: &[u8]) -> Result<u64> {
+        let words = self.takes(record.len());
+        if words as u64 > self.end() - self.tail {
+            return Err(Error::Io {
+                what: format!("appending {} bytes to a log", record.len()),
+                errno: libc::ENOSPC,
+                error: format!("it has room for {}: discard old records first", self.room()),
+            });
+        }
+        let at = self.tail;
+        self.tail += words as u64;
+        match self.encoding {
+            Encoding::TornBit => torn::append(&mut self.ring, at, record)?,
+            Encoding::TwoFences => fences::append(&mut self.ring, at, self.tail, record)?,
+            Encoding::Checksum => checksum::append(&mut self.ring, at, record)?,
+        }
+        Ok(at)
+    }
+
+    /// Reads the record at a position into `out`, which is cleared first; returns the position
+    /// of the next one. `None` at the end.
+    ///
+    /// # Errors
+    /// `Invalid` if no record begins there.
+    pub fn read(&self, at: u64, out: &mut Vec<u8>) -> Result<Option<u64>> {
+        out.clear();
+        if at == self.tail {
+            return Ok(None);
+        }
+        let next = match (self.head..self.tail).contains(&at) {
+            true => self.next(at, out).filter(|next| *next <= self.tail),
+            false => None,
+        };
+        match next {
+            Some(next) => Ok(Some(next)),
+            None => Err(Error::Invalid(format!(
+                "no record of the log begins at {at} (they begin at {} and end at {})",
+                self.head, self.tail
+            ))),
+        }
+    }
+
+    /// Discards the records before a position, durably: one store of 8 bytes.
+    ///
+    /// # Errors
+    /// `Invalid` if no record begins there, nor ends the log. Those of the medium: whether the
+    /// records are there after a crash is in doubt.
+    pub fn truncate(&mut self, to: u64) -> Result<()> {
+        let mut at = self.head;
+        let mut record = Vec::new();
+        while at < to
+            && let Some(next) = self.read(at, &mut record)?
+        {
+            at = next;
+        }
+        if at != to {
+            return Err(Error::Invalid(format!(
+                "no record of the log begins at {to} (they begin at {} and end at {})",
+                self.head, self.tail
+            )));
+        }
+        self.ring.medium.store(LOG_HEAD_WORD, to);
+        self.ring.medium.flush(LOG_HEAD_WORD, 1);
+        if !self.ring.has(Defect::Truncate) {
+            self.ring.medium.fence()?;
+        }
+        self.head = to;
+        Ok(())
+    }
+
+    /// The medium.
+    pub fn medium(&mut self) -> &mut M {
+        &mut self.ring.medium
+    }
+}
+
+fn header_sum(fixed: &[u64]) -> u32 {
+    let bytes: Vec<u8> = fixed.iter().flat_map(|w| w.to_le_bytes()).collect();
+    crc32c(&bytes)
+}
+
+#[cfg(test)]
+mod tests;

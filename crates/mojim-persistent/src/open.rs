@@ -1,0 +1,298 @@
+//! Opening and closing logs: in a file of a volume, or in persistent memory.
+//!
+//! Owns the mapping beneath a log, and the lock that its threads take.
+//!
+//! Invariants:
+//! - One process has a log: a private working copy belongs to one mapping, and a file of
+//!   persistent memory is locked.
+//! - A file whose words are all zero, but for a header that is not complete, was left by a
+//!   process that died while it made the log: it is made anew.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+use mojim::{Error, MapFlags, Result, Volume, is_region, unmap};
+use mojim_env::{Context, descriptors};
+use mojim_format::persistent::LOG_RING_WORD;
+use mojim_memory::fork::check_fork;
+use rustix::fs::FlockOperation;
+use rustix::mm;
+
+use crate::log::{Encoding, Log, Medium};
+use crate::media::{Delay, InRegion, Persistent};
+
+/// A log that is open. Threads wait for each other.
+pub struct AppendLog {
+    place: Place,
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the memory is the log's, and used under its lock.
+unsafe impl Send for AppendLog {}
+// SAFETY: as above.
+unsafe impl Sync for AppendLog {}
+
+enum Place {
+    Region(Mutex<Log<InRegion>>),
+    Persistent(
+        Mutex<Log<Persistent>>,
+        #[allow(dead_code, reason = "holds a lock")] File,
+        u32,
+    ),
+}
+
+/// Runs a call for both kinds of log.
+macro_rules! with {
+    ($log:expr, $l:ident => $call:expr) => {
+        match &$log.place {
+            Place::Region(l) => {
+                #[allow(unused_mut)]
+                let mut $l = lock(l);
+                $call
+            }
+            Place::Persistent(l, ..) => {
+                #[allow(unused_mut)]
+                let mut $l = lock(l);
+                $call
+            }
+        }
+    };
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn damaged(path: PathBuf, what: &str) -> Error {
+    Error::Damaged {
+        path,
+        what: format!("{what}; give another name, or remove it"),
+    }
+}
+
+/// A number that no other log has.
+fn salt() -> Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: room for as many bytes.
+    match unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) } {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err(std::io::Error::last_os_error()).context(|| "a random number".into()),
+    }
+}
+
+/// Opens the log of a medium, and makes it if there is none.
+fn open<M: Medium>(
+    mut medium: M,
+    words: usize,
+    encoding: Option<Encoding>,
+    path: &Path,
+) -> Result<Log<M>> {
+    if !Log::is_there(&medium) {
+        // Word 0 comes last, and the ring is not touched before it.
+        let half_made = |w: usize| medium.load(w) == 0;
+        if !half_made(0) || !(LOG_RING_WORD..words).all(half_made) {
+            return Err(damaged(path.into(), "it holds something else than a log"));
+        }
+        let Some(encoding) = encoding else {
+            return Err(Error::Invalid(format!(
+                "{}: a new log needs an encoding",
+                path.display()
+            )));
+        };
+        Log::make(&mut medium, words, encoding, salt()?)?;
+    }
+    let log = Log::open(medium, words)?.map_err(|e| damaged(path.into(), &e))?;
+    match encoding.filter(|e| *e != log.encoding()) {
+        None => Ok(log),
+        Some(_) => Err(Error::Invalid(format!(
+            "{}: the log is there with another encoding ({:?})",
+            path.display(),
+            log.encoding()
+        ))),
+    }
+}
+
+/// Bytes that a file needs for a ring of this size, or that it has.
+fn bytes_for(path: &Path, size: usize, there: u64) -> Result<usize> {
+    if there > 0 {
+        let words = usize::try_from(there / 8).unwrap_or(usize::MAX);
+        return match words > LOG_RING_WORD {
+            true => Ok(words * 8),
+            false => Err(damaged(path.into(), "it is too short for a log")),
+        };
+    }
+    match size {
+        0 => Err(Error::Invalid(format!(
+            "{}: there is no log, and a new one needs a size",
+            path.display()
+        ))),
+        s if s > 1 << 40 => Err(Error::Invalid(format!("a log of {s} bytes is too large"))),
+        s => Ok((Log::<InRegion>::words_for(s) * 8).next_multiple_of(4096)),
+    }
+}
+
+impl AppendLog {
+    /// Opens a log in a file of a volume. An append is one sync point. `size`: bytes of the
+    /// ring, for a log that is not there yet.
+    ///
+    /// # Errors
+    /// `Damaged` if the file holds something else; `Invalid` if the log has another encoding, or
+    /// is new and has no size or encoding; those of [`Volume::map`] and of a sync point.
+    pub fn open(
+        volume: &Volume,
+        file: &str,
+        size: usize,
+        encoding: Option<Encoding>,
+    ) -> Result<AppendLog> {
+        let path = Path::new(file);
+        let bytes = bytes_for(path, size, volume.size(file)?.unwrap_or(0))?;
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            ..MapFlags::default()
+        };
+        let mapping = volume.map(file, bytes, flags)?;
+        // SAFETY: the mapping has these words; it goes after the log.
+        let medium = unsafe { InRegion::new(mapping.ptr, bytes / 8) };
+        match open(medium, bytes / 8, encoding, path) {
+            Ok(log) => Ok(AppendLog {
+                place: Place::Region(Mutex::new(log)),
+                base: mapping.ptr,
+                bytes,
+            }),
+            Err(e) => {
+                unmap(mapping.ptr, mapping.len)?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Opens a log in a file of persistent memory (DAX), or on tmpfs, which stands for it and
+    /// outlives programs, but not the machine. `delay`: nanoseconds to wait after each store.
+    ///
+    /// # Errors
+    /// As [`AppendLog::open`]; `Busy` if a process has it; `Unsupported` on other file systems.
+    pub fn open_persistent(
+        path: &Path,
+        size: usize,
+        encoding: Option<Encoding>,
+        delay: u32,
+    ) -> Result<AppendLog> {
+        let what = || format!("opening {}", path.display());
+        let mut options = File::options();
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600);
+        let file = || options.open(path).map(OwnedFd::from);
+        let file = File::from(descriptors::open(file).context(what)?);
+        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        if locked.is_err() {
+            return Err(Error::Busy(format!(
+                "{}: a process has the log open",
+                path.display()
+            )));
+        }
+        let there = file.metadata().context(what)?.len();
+        let bytes = bytes_for(path, size, there)?;
+        if there == 0 {
+            // All of it, so that no store finds the file system full.
+            let done =
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
+            done.map_err(std::io::Error::from).context(what)?;
+            file.sync_all().context(what)?;
+        }
+        let base = map_persistent(&file, bytes, path)?;
+        // SAFETY: the mapping has these words; it goes after the log.
+        let medium = unsafe { Persistent::new(base, bytes / 8, Delay::of(delay)) };
+        let log = open(medium, bytes / 8, encoding, path).inspect_err(|_| {
+            // SAFETY: nobody else has the mapping.
+            let _ = unsafe { mm::munmap(base.cast(), bytes) };
+        })?;
+        Ok(AppendLog {
+            place: Place::Persistent(Mutex::new(log), file, std::process::id()),
+            base,
+            bytes,
+        })
+    }
+
+    /// In a child made by fork a log in persistent memory is its parent's.
+    fn check(&self) -> Result<()> {
+        match &self.place {
+            Place::Persistent(_, _, pid) if *pid != std::process::id() => Err(Error::Unsupported(
+                "the log belongs to the parent of this process".into(),
+            )),
+            Place::Persistent(..) => Ok(()),
+            Place::Region(_) if is_region(self.base as usize) => check_fork(),
+            Place::Region(_) => Err(Error::Invalid("the log's volume is detached".into())),
+        }
+    }
+
+    /// [`Log::append`].
+    pub fn append(&self, record: &[u8]) -> Result<u64> {
+        self.check()?;
+        with!(self, l => l.append(record))
+    }
+
+    /// [`Log::read`].
+    pub fn read(&self, at: u64, out: &mut Vec<u8>) -> Result<Option<u64>> {
+        self.check()?;
+        with!(self, l => l.read(at, out))
+    }
+
+    /// [`Log::truncate`].
+    pub fn truncate(&self, to: u64) -> Result<()> {
+        self.check()?;
+        with!(self, l => l.truncate(to))
+    }
+
+    /// Position of the oldest record, and behind the last one.
+    pub fn ends(&self) -> (u64, u64) {
+        with!(self, l => (l.head(), l.tail()))
+    }
+
+    /// Closes it. What was not acknowledged is discarded, or is in doubt.
+    pub fn close(self) -> Result<()> {
+        match self.place {
+            Place::Region(_) if is_region(self.base as usize) => unmap(self.base, self.bytes),
+            Place::Region(_) => Ok(()),
+            Place::Persistent(..) => {
+                // SAFETY: the log's own mapping, which nobody uses any more.
+                let done = unsafe { mm::munmap(self.base.cast(), self.bytes) };
+                done.map_err(std::io::Error::from)
+                    .context(|| "closing a log".into())
+            }
+        }
+    }
+}
+
+/// Maps a file so that its memory is the medium.
+fn map_persistent(file: &File, bytes: usize, path: &Path) -> Result<*mut u8> {
+    const TMPFS: i64 = 0x0102_1994;
+    let what = || format!("mapping {}", path.display());
+    let system = rustix::fs::fstatfs(file).map_err(std::io::Error::from);
+    let emulated = system.context(what)?.f_type == TMPFS;
+    let flags = match emulated {
+        true => mm::MapFlags::SHARED,
+        false => mm::MapFlags::SHARED_VALIDATE | mm::MapFlags::SYNC,
+    };
+    let prot = mm::ProtFlags::READ | mm::ProtFlags::WRITE;
+    let none = std::ptr::null_mut();
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    match unsafe { mm::mmap(none, bytes, prot, flags, file.as_fd(), 0) } {
+        Ok(base) => Ok(base.cast()),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
+            Err(Error::Unsupported(format!(
+                "{}: neither persistent memory (a file system on DAX) nor tmpfs, which stands for it: stores there are not durable. A log in a volume is",
+                path.display()
+            )))
+        }
+        Err(e) => Err(std::io::Error::from(e)).context(what),
+    }
+}
