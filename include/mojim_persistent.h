@@ -71,19 +71,19 @@ extern "C" {
 #endif
 
 #define MOJIM_PERSISTENT \
-    MOJIM_CONSTANT_ __attribute__((section("mojim_variables"), used MOJIM_RETAIN_))
+    MOJIM_CONSTANT_ __attribute__((section("mojim_persistent"), used MOJIM_RETAIN_))
 
 /* The section begins with a page, and what lies behind it (.bss) with another. */
 __extension__ static char mojim_first_[0]
-    __attribute__((section("mojim_variables"), aligned(4096), used MOJIM_RETAIN_));
+    __attribute__((section("mojim_persistent"), aligned(4096), used MOJIM_RETAIN_));
 static char mojim_behind_ __attribute__((aligned(4096), used MOJIM_RETAIN_));
-extern char __start_mojim_variables[] __attribute__((visibility("hidden")));
-extern char __stop_mojim_variables[] __attribute__((visibility("hidden")));
+extern char __start_mojim_persistent[] __attribute__((visibility("hidden")));
+extern char __stop_mojim_persistent[] __attribute__((visibility("hidden")));
 
 /* The section of the caller's program or library. */
-#define MOJIM_VARIABLES_START ((void *)__start_mojim_variables)
+#define MOJIM_VARIABLES_START ((void *)__start_mojim_persistent)
 #define MOJIM_VARIABLES_BYTES \
-    ((size_t)(__stop_mojim_variables - __start_mojim_variables))
+    ((size_t)(__stop_mojim_persistent - __start_mojim_persistent))
 
 int mojim_variables_of(mojim_t *m, const char *file, void *start, void *stop);
 
@@ -100,7 +100,7 @@ int mojim_variables_of(mojim_t *m, const char *file, void *start, void *stop);
  * mojim_attach_reader's; and those of mojim_map. */
 static inline int mojim_variables(mojim_t *m, const char *file)
 {
-    return mojim_variables_of(m, file, MOJIM_VARIABLES_START, __stop_mojim_variables);
+    return mojim_variables_of(m, file, MOJIM_VARIABLES_START, __stop_mojim_persistent);
 }
 
 /* Commits all variables of the calling program, or shared library, atomically together: as

@@ -20,7 +20,7 @@ use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, ReadCache, SymbolKind, elf};
 
 /// The section that the header's macro names.
-pub const SECTION: &str = "mojim_variables";
+pub const SECTION: &str = "mojim_persistent";
 /// A symbol of no bytes that the header puts into the section, once for each source file. It is
 /// local: where it is, the names of all variables are.
 const ANCHOR: &str = "mojim_first_";
@@ -201,7 +201,7 @@ fn check_section(elf: &Elf<'_>, loaded: &Loaded, at: &Range<u64>) -> Result<()> 
     if !elf.sections().any(|s| is_ours(&s)) {
         return Err(unknown(
             loaded,
-            "its file has no section mojim_variables of that size",
+            "its file has no section mojim_persistent of that size",
         ));
     }
     let page = rustix::param::page_size() as u64;
@@ -217,7 +217,7 @@ fn check_section(elf: &Elf<'_>, loaded: &Loaded, at: &Range<u64>) -> Result<()> 
             return refused(
                 loaded,
                 format!(
-                    "its section {name} begins in the last page of mojim_variables: have it aligned to {page} bytes (__attribute__((aligned({page}))) at one variable of it)"
+                    "its section {name} begins in the last page of mojim_persistent: have it aligned to {page} bytes (__attribute__((aligned({page}))) at one variable of it)"
                 ),
             );
         }

@@ -6,7 +6,7 @@
 use mojim::Result;
 use mojim_format::crc64;
 
-use super::{Defect, Medium, Ring, word_of};
+use super::ring::{Defect, Medium, Ring, word_of};
 
 fn sum(salt: u64, at: u64, record: &[u8]) -> u64 {
     let mut front = [0; 24];

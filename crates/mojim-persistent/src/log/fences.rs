@@ -3,7 +3,7 @@
 use mojim::Result;
 use mojim_format::persistent::LOG_TAIL_WORD;
 
-use super::{Defect, Medium, Ring, word_of};
+use super::ring::{Defect, Medium, Ring, word_of};
 
 pub fn append<M: Medium>(ring: &mut Ring<M>, at: u64, tail: u64, record: &[u8]) -> Result<()> {
     ring.store(at, record.len() as u64);

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use mojim::Result;
 
-use super::{Defect, Medium, Ring, word_of};
+use super::ring::{Defect, Medium, Ring, word_of};
 
 const BIT: u32 = 63;
 const MASK: u64 = (1 << BIT) - 1;
