@@ -5,6 +5,7 @@
 //! ````text
 //! ```c run                 a whole program: compiled, linked with libmojim, run; it ends with 0
 //! ```c fragment            what a main could hold, in which `m` is the attached volume; likewise
+//! ```rust run as=todo      likewise; the program stays under this name, for `sh` blocks that follow
 //! ```c refused             the compiler refuses it
 //! ```c file=todo.c         kept under this name, for the blocks that follow
 //! ```sh run                commands, as a user types them (`cc todo.c -lmojim -o todo && ./todo`)
@@ -120,7 +121,10 @@ impl Place {
             return Ok(String::new());
         }
         self.done += 1;
-        let name = format!("snippet{}", self.done);
+        let name = match block.value("as=") {
+            Some(name) => name.to_owned(),
+            None => format!("snippet{}", self.done),
+        };
         let mut run = match block.language() {
             "sh" => {
                 let mut c = self.command("bash");
@@ -349,7 +353,7 @@ fn a_page_that_is_wrong_is_seen() {
 
 #[test]
 fn each_language_finds_what_is_built() {
-    let rust = "```rust fragment\nm.map(\"f\", 8, MapFlags { create: true, ..MapFlags::default() })?;\n```\n";
+    let rust = "```rust fragment\nm.map(\"f\", 8)?;\n```\n";
     let cpp = "```cpp fragment\nif (mojim_size(m, \"f\") != 8) exit(1);\n```\n";
     let sh = "```c file=a.c\n#include <mojim.h>\nint main(void) { return !*mojim_version(); }\n```\n\
               ```sh run\ncc a.c -lmojim -o a && ./a\n```\n";
