@@ -10,7 +10,7 @@
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
 //! - [`threads`] the same subjects in many threads at once;
 //! - [`report`] rows, as JSON lines or as a table;
-//! - [`sync`], [`group`], [`tls`], [`fams`], [`large`] the benchmarks;
+//! - [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`] the benchmarks;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
@@ -19,6 +19,7 @@ mod cluster;
 pub mod fams;
 pub mod group;
 pub mod large;
+pub mod log;
 pub mod measure;
 pub mod peers;
 pub mod raw;

@@ -7,6 +7,7 @@ use clap::builder::PossibleValuesParser;
 use mojim_bench::fams::FamsOptions;
 use mojim_bench::group::{self, ThreadsOptions};
 use mojim_bench::large::LargeOptions;
+use mojim_bench::log::LogOptions;
 use mojim_bench::sync::SyncOptions;
 use mojim_bench::tls::TlsOptions;
 
@@ -29,6 +30,7 @@ enum What {
     Threads(Threads),
     Fams(Fams),
     Large(Large),
+    Log(LogOptions),
     Tls(Tls),
     Programs(Programs),
     Failover(FailoverBench),
@@ -280,6 +282,7 @@ impl Bench {
             What::Threads(t) => t.run(),
             What::Fams(f) => f.run(),
             What::Large(l) => l.run(),
+            What::Log(l) => mojim_bench::log::run(&l).map(|()| 0).map_err(Failure::from),
             What::Tls(t) => t.run(),
             What::Programs(p) => p.run(),
             What::Failover(f) => f.run(),

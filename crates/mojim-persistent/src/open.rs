@@ -3,6 +3,7 @@
 //! Owns the mapping beneath a log, and the lock that its threads take.
 //!
 //! Invariants:
+//! - The memory of a log is not touched once its volume is detached, for it is gone.
 //! - One process has a log: a private working copy belongs to one mapping, and a file of
 //!   persistent memory is locked.
 //! - A file whose words are all zero, but for a header that is not complete, was left by a
@@ -14,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use mojim::{Error, MapFlags, Result, Volume, is_region, unmap};
+use mojim::{Error, MapFlags, Result, Volume, unmap};
 use mojim_env::{Context, descriptors};
 use mojim_format::persistent::LOG_RING_WORD;
 use mojim_memory::fork::check_fork;
@@ -37,7 +38,7 @@ unsafe impl Send for AppendLog {}
 unsafe impl Sync for AppendLog {}
 
 enum Place {
-    Region(Mutex<Log<InRegion>>),
+    Region(Mutex<Log<InRegion>>, Volume),
     Persistent(
         Mutex<Log<Persistent>>,
         #[allow(dead_code, reason = "holds a lock")] File,
@@ -49,7 +50,7 @@ enum Place {
 macro_rules! with {
     ($log:expr, $l:ident => $call:expr) => {
         match &$log.place {
-            Place::Region(l) => {
+            Place::Region(l, _) => {
                 #[allow(unused_mut)]
                 let mut $l = lock(l);
                 $call
@@ -160,7 +161,7 @@ impl AppendLog {
         let medium = unsafe { InRegion::new(mapping.ptr, bytes / 8) };
         match open(medium, bytes / 8, encoding, path) {
             Ok(log) => Ok(AppendLog {
-                place: Place::Region(Mutex::new(log)),
+                place: Place::Region(Mutex::new(log), volume.clone()),
                 base: mapping.ptr,
                 bytes,
             }),
@@ -229,8 +230,13 @@ impl AppendLog {
                 "the log belongs to the parent of this process".into(),
             )),
             Place::Persistent(..) => Ok(()),
-            Place::Region(_) if is_region(self.base as usize) => check_fork(),
-            Place::Region(_) => Err(Error::Invalid("the log's volume is detached".into())),
+            Place::Region(_, volume) => {
+                check_fork()?;
+                match volume.is_usable() {
+                    true => Ok(()),
+                    false => Err(Error::Invalid("the log's volume is detached".into())),
+                }
+            }
         }
     }
 
@@ -260,8 +266,8 @@ impl AppendLog {
     /// Closes it. What was not acknowledged is discarded, or is in doubt.
     pub fn close(self) -> Result<()> {
         match self.place {
-            Place::Region(_) if is_region(self.base as usize) => unmap(self.base, self.bytes),
-            Place::Region(_) => Ok(()),
+            Place::Region(_, volume) if volume.is_usable() => unmap(self.base, self.bytes),
+            Place::Region(..) => Ok(()),
             Place::Persistent(..) => {
                 // SAFETY: the log's own mapping, which nobody uses any more.
                 let done = unsafe { mm::munmap(self.base.cast(), self.bytes) };

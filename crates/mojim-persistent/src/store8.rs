@@ -41,3 +41,24 @@ pub unsafe fn store8(word: *mut u64, value: u64) -> Result<()> {
     fence();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_memory_is_stored_to_and_what_is_not_aligned_is_refused() {
+        let mut words = [1u64, 2];
+        let first = words.as_mut_ptr();
+        // SAFETY: two words of our own.
+        unsafe {
+            store8(first, 7).unwrap();
+            let odd = store8(first.byte_add(4), 8).unwrap_err();
+            assert_eq!(odd.errno(), libc::EINVAL);
+        }
+        assert_eq!(words, [7, 2]);
+        // SAFETY: refused before it is touched.
+        let none = unsafe { store8(std::ptr::null_mut(), 1) };
+        assert_eq!(none.unwrap_err().errno(), libc::EINVAL);
+    }
+}

@@ -287,6 +287,11 @@ pub struct Kept(Vec<(usize, Vec<u8>)>);
 
 /// To be called before a volume is detached: takes the values of its variables.
 pub fn before_detach(volume: &Volume) -> Kept {
+    if check_fork().is_err() {
+        // A child's variables are a copy that stays; and a thread of its parent may have had the
+        // lock.
+        return Kept(Vec::new());
+    }
     let directory = volume.directory();
     let all = open_ones();
     let of = |o: &&Open| o.volume == directory && is_region(o.start);

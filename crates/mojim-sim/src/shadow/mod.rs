@@ -10,6 +10,7 @@
 //! the logs have wrapped. At one state of each fence the recovery itself is cut off at
 //! each of its fences.
 
+mod append;
 mod controls;
 mod engine;
 mod medium;
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::rng::Rng;
 use crate::run::panic_text;
+use append::Append;
 use controls::Control;
 use engine::Engine;
 use medium::{Image, Omit, Recorder, Shadow};
@@ -195,6 +197,7 @@ pub fn run(seed: u64, broken: Option<Broken>) -> Shown {
     let mut looked = Looked::default();
     let result = catch_unwind(AssertUnwindSafe(|| match broken {
         Some(b) if b.is_control() => lives::<Control>(seed, broken, &mut looked),
+        Some(Broken::Append(..)) => lives::<Append>(seed, broken, &mut looked),
         _ => lives::<Engine>(seed, broken, &mut looked),
     }));
     let failure = match result {

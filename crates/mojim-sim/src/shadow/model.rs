@@ -7,6 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use mojim_persistent::log::Defect::{Fence, LastWord, Order, SameBit, Stale, Sum, Truncate};
+use mojim_persistent::log::Encoding::{Checksum, TornBit, TwoFences};
+use mojim_persistent::log::{Defect, Encoding};
+
 use super::medium::Shadow;
 use crate::rng::Rng;
 
@@ -31,11 +35,17 @@ pub enum Broken {
     AckEarly,
     /// The engine's `apply_before_log`.
     ApplyBeforeLog,
+    /// The log that programs append to, with or without a defect.
+    Append(Encoding, Option<Defect>),
+}
+
+const fn appends(encoding: Encoding, defect: Option<Defect>) -> Broken {
+    Broken::Append(encoding, defect)
 }
 
 impl Broken {
     /// All of them, with their names, and whether each must be noticed.
-    pub const ALL: [(Broken, &'static str, bool); 9] = [
+    pub const ALL: [(Broken, &'static str, bool); 25] = [
         (Broken::Naive, "naive (control)", true),
         (Broken::Nosync, "nosync (control)", true),
         (Broken::Log, "log (control)", false),
@@ -45,6 +55,74 @@ impl Broken {
         (Broken::SkipSync, "skip_sync", true),
         (Broken::AckEarly, "ack_early", true),
         (Broken::ApplyBeforeLog, "apply_before_log", true),
+        (appends(TornBit, None), "append, torn bit", false),
+        (appends(TwoFences, None), "append, two fences", false),
+        (appends(Checksum, None), "append, checksum", false),
+        (
+            appends(TornBit, Some(Fence)),
+            "append, torn bit: no fence",
+            true,
+        ),
+        (
+            appends(TornBit, Some(LastWord)),
+            "append, torn bit: a word less flushed",
+            true,
+        ),
+        (
+            appends(TornBit, Some(SameBit)),
+            "append, torn bit: not flipped",
+            true,
+        ),
+        (
+            appends(TornBit, Some(Stale)),
+            "append, torn bit: stale words stay",
+            true,
+        ),
+        (
+            appends(TornBit, Some(Truncate)),
+            "append, torn bit: truncates without fence",
+            true,
+        ),
+        (
+            appends(TwoFences, Some(Order)),
+            "append, two fences: the first left out",
+            true,
+        ),
+        (
+            appends(TwoFences, Some(Fence)),
+            "append, two fences: the second left out",
+            true,
+        ),
+        (
+            appends(TwoFences, Some(LastWord)),
+            "append, two fences: a word less flushed",
+            true,
+        ),
+        (
+            appends(TwoFences, Some(Truncate)),
+            "append, two fences: truncates without fence",
+            true,
+        ),
+        (
+            appends(Checksum, Some(Sum)),
+            "append, checksum: not compared",
+            true,
+        ),
+        (
+            appends(Checksum, Some(Fence)),
+            "append, checksum: no fence",
+            true,
+        ),
+        (
+            appends(Checksum, Some(LastWord)),
+            "append, checksum: a word less flushed",
+            true,
+        ),
+        (
+            appends(Checksum, Some(Truncate)),
+            "append, checksum: truncates without fence",
+            true,
+        ),
     ];
 
     pub(super) fn is_control(self) -> bool {
