@@ -101,6 +101,8 @@ impl Place {
         let python = source().join("bindings/python/src");
         let mut path = libraries.as_os_str().to_owned();
         path.push(":");
+        path.push(source().join("target/python/bin"));
+        path.push(":");
         path.push(std::env::var_os("PATH").unwrap_or_default());
         let mut c = Command::new(program);
         c.current_dir(&self.volume.root)
@@ -250,6 +252,10 @@ fn check(name: &str, page: &str) -> Result<usize, String> {
     let blocks = blocks(page);
     if !blocks.iter().any(Block::is_marked) {
         return Ok(0);
+    }
+    if blocks.iter().any(|b| b.language() == "python") {
+        let python = source().join("scripts/python");
+        succeed(Command::new(python).args(["-c", ""]));
     }
     let mut place = Place::new();
     let mut said = String::new();

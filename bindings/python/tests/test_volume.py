@@ -179,7 +179,7 @@ def test_any_order_of_collection(config):
 def test_no_order_of_names_matters_at_the_end(program):
     """The interpreter ends with everything alive, whatever is dropped first."""
     lines = ["v = None", "r = None", "a = None", "b = None"]
-    for order in itertools.islice(itertools.permutations(lines), 0, 24, 5):
+    for order in itertools.islice(itertools.permutations(lines), 0, 24, 8):
         program(
             "v = mojim.attach(config, 'a')\n"
             "r = v.map('f', 4096)\n"

@@ -22,6 +22,8 @@ from ._ranges import commit, span
 if TYPE_CHECKING:
     from ._volume import Volume
 
+_from_buffer, _buffer, _ALL = ffi.from_buffer, ffi.buffer, slice(None)
+
 
 class Block:
     """One run of an atomic block."""
@@ -36,8 +38,8 @@ class Block:
         # Its first step gives the lock back. (It ends at None, which `release` returns: it
         # takes that step once, however often it is asked.)
         self.unlock: Iterator[None] = iter(volume._lock.release, None)
-        # What puts the arrays back, in the order in which they were given.
-        self.undo: list[Any] = []
+        # What the arrays held, in the order in which they were given.
+        self.undo: list[tuple[Any, Any, Any]] = []
         self.ranges: list[tuple[Any, int]] = []
         self.everything = not arrays
         # An inner block without arrays has failed: only a rollback of everything undoes it.
@@ -60,17 +62,19 @@ class Block:
 
     def remember(self, array: Any) -> None:
         """Notes where an array lies, and what it holds."""
-        data, length = span(array)
+        target: Any
+        key: Any
         try:
-            now = ffi.buffer(ffi.from_buffer(array, require_writable=True))
-            undo = partial(now.__setitem__, slice(None), now[:])
+            data = _from_buffer(array, require_writable=True)
+            target, key, length = _buffer(data), _ALL, len(data)
         except (BufferError, ValueError):
             # It has gaps, or a type that has no buffer.
             if not array.flags.writeable:
                 raise
-            undo = partial(array.__setitem__, ..., array.copy())
+            data, length = span(array)
+            target, key = array, ...
         self.ranges.append((data, length))
-        self.undo.append(undo)
+        self.undo.append((target, key, target[key] if key is _ALL else array.copy()))
 
     def leave(self, kind: Any, value: Any, traceback: Any) -> None:
         """The exit of ``with``."""
@@ -128,8 +132,8 @@ class Block:
             for address, length in self.volume._ranges():
                 if lib.mojim_msync(address, length, MS_INVALIDATE) != 0:
                     raise last_error()
-        for undo in reversed(self.undo):
-            undo()
+        for target, key, saved in reversed(self.undo):
+            target[key] = saved
 
 
 class _Ended(partial):  # type: ignore[type-arg]

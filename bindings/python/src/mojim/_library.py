@@ -1,43 +1,15 @@
 """libmojim.so, opened, and its errors.
 
-Owns the declarations of the C functions that are used here (include/mojim.h is their manual)
-and the mapping from errno to the exceptions.
+Owns the mapping from errno to the exceptions. `_abi.py` is made by `declarations.py`.
 """
 
 import errno
 import os
 from typing import Any
 
-from cffi import FFI
+from . import _abi
 
-ffi = FFI()
-ffi.cdef(
-    """
-    typedef struct mojim mojim_t;
-    mojim_t *mojim_attach(const char *, const char *, const char *);
-    mojim_t *mojim_attach_reader(const char *, const char *, const char *);
-    mojim_t *mojim_join(const char *, const char *, const char *);
-    int mojim_usable(mojim_t *);
-    int mojim_detach(mojim_t *);
-    int mojim_finish(mojim_t *);
-    void *mojim_map(mojim_t *, const char *, size_t, int);
-    int mojim_unmap(void *, size_t);
-    int mojim_msync(void *, size_t, int);
-    struct msync_input { void *address; int length; };
-    int gmsync(struct msync_input *, int, int);
-    uint64_t mojim_last_lsn(void);
-    int mojim_wait(mojim_t *, uint64_t);
-    int64_t mojim_shown(mojim_t *);
-    int mojim_remove(mojim_t *, const char *);
-    int mojim_rename(mojim_t *, const char *, const char *);
-    int mojim_truncate(mojim_t *, const char *, int64_t);
-    int64_t mojim_size(mojim_t *, const char *);
-    int mojim_directory(const char *, const char *, const char *, char *, size_t);
-    const char *mojim_last_error(void);
-    const char *mojim_version(void);
-    """
-)
-
+ffi: Any = _abi.ffi
 CREATE, RDONLY, SHARED, ATOMIC = 0x00800000, 0x00400000, 0x00200000, 0x02000000
 MS_ASYNC, MS_INVALIDATE, MS_SYNC = 1, 2, 4
 

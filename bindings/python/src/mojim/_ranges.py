@@ -46,7 +46,10 @@ def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
 def commit(ranges: list[tuple[Any, int]], results: list[Any]) -> None:
     """Commits ranges together. Puts 0 into ``results`` in the same step."""
     if len(ranges) == 1 and ranges[0][1]:
-        done = once(results, _msync, ranges[0][0], ranges[0][1], MS_SYNC)
+        [(address, length)] = ranges
+        # As `once`.
+        results.extend(map(_msync, (address,), (length,), (MS_SYNC,)))
+        done = results[-1]
     else:
         parts = [p for r in ranges for p in pieces(*r)]
         if parts:
