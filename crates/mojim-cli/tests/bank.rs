@@ -3,7 +3,7 @@
 //! that was said to be made. A bank whose sync points are not atomic is caught.
 //!
 //! BANK_SEED repeats a run, as far as its moments can be. BANK_ROUNDS: how often each bank has
-//! its turn (default 1), BANK_KILLS: how often it is killed in one (default 2; the last one
+//! its turn (default 1), BANK_KILLS: how often it is killed in one (default 1; the last one
 //! takes its node along). Owns its cluster and its processes.
 
 use std::collections::BTreeMap;
@@ -262,10 +262,10 @@ fn every_bank_keeps_its_total_through_kills_and_failovers() {
         rng.shuffle(&mut order);
         for kind in order {
             let mut made = all.get(kind.file).copied().unwrap_or(0);
-            for kill in 1..=from_environment("BANK_KILLS", 2) {
+            for kill in 1..=from_environment("BANK_KILLS", 1) {
                 let mut bank = Bank::open(&c, kind, nodes[0].0, made).unwrap();
                 bank.work(&mut rng);
-                if kill < from_environment("BANK_KILLS", 2) {
+                if kill < from_environment("BANK_KILLS", 1) {
                     made = bank.kill();
                     continue;
                 }
