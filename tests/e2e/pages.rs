@@ -5,7 +5,7 @@
 //! ````text
 //! ```c run                 a whole program: compiled, linked with libmojim, run; it ends with 0
 //! ```c fragment            what a main could hold, in which `m` is the attached volume; likewise
-//! ```rust run as=todo      likewise; the program stays under this name, for `sh` blocks that follow
+//! ```rust build as=todo    compiled, and kept under this name for `sh` blocks that follow
 //! ```c refused             the compiler refuses it
 //! ```c file=todo.c         kept under this name, for the blocks that follow
 //! ```sh run                commands, as a user types them (`cc todo.c -lmojim -o todo && ./todo`)
@@ -30,7 +30,7 @@ mod support;
 use support::*;
 
 const LANGUAGES: [&str; 4] = ["c", "cpp", "rust", "python"];
-const MARKS: [&str; 4] = ["run", "fragment", "refused", "file="];
+const MARKS: [&str; 5] = ["run", "build", "fragment", "refused", "file="];
 
 /// One block of a page.
 #[derive(Debug)]
@@ -143,6 +143,7 @@ impl Place {
             _ => {
                 let out = output(&mut self.compiler(block, &name));
                 match (out.status.success(), block.has("refused")) {
+                    (true, false) if block.has("build") => return Ok(String::new()),
                     (true, false) => self.command(&format!("./{name}")),
                     (false, true) => return Ok(text(&out)),
                     (true, true) => return Err("it compiles".to_owned()),

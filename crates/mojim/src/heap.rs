@@ -30,6 +30,9 @@ const HEAD: usize = 16;
 ///
 /// Threads share a heap in a `Mutex` or `RwLock`. Dropping it closes it.
 ///
+/// Its file is written by this type alone, with `mojim heap move` beside: what another program puts
+/// there is not checked, but for the tags of types.
+///
 /// ```
 /// use mojim::{Heap, Ptr, Volume, persistent};
 ///

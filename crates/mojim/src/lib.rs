@@ -38,7 +38,7 @@
 //!
 //! # Threads, forks, signals
 //!
-//! All types are `Send` and `Sync`. A forked child may read what it inherited, but commits nothing:
+//! Volumes, regions, heaps and readers are `Send` and `Sync`. A forked child may read what it inherited, but commits nothing:
 //! its calls fail with [`Error::Unsupported`]. The engine runs threads of its own.
 //!
 //! # Errors
@@ -67,6 +67,8 @@ mod volume;
 pub use batch::Batch;
 pub use engine::{CopyReport, Error, Level, Result, last_lsn};
 pub use heap::{Heap, Tx};
+#[doc(hidden)]
+pub use persistent::shape;
 pub use persistent::{Persistent, Ptr, Stored};
 pub use reader::Reader;
 pub use region::{Region, sync};

@@ -7,7 +7,8 @@
 //!   only to an allocated block with the tag of the pointer's type. So a pointer that is out of
 //!   date is an error, or leads to another value of the same type.
 //! - A tag has all that the meaning of a type's bytes rests on: its name, its fields' names and
-//!   types, its size and alignment.
+//!   types, these types' own fields, its size and alignment; but not what a pointer leads to, which
+//!   has a tag of its own.
 
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
@@ -24,9 +25,13 @@ use std::num::NonZeroU64;
 /// - Bytes that were once a value are one in a later run: there is nothing in it that leads to
 ///   memory outside of the heap, no thread's and no process's number to which safe code gives a
 ///   meaning, and nothing that changes behind a shared reference.
-pub unsafe trait Persistent: Send + Sync + 'static {
+pub unsafe trait Persistent: Sized + Send + Sync + 'static {
     /// The type's name, and its fields' names and types.
     const TAG: &'static str;
+
+    /// Of all that the meaning of the bytes rests on.
+    #[doc(hidden)]
+    const SHAPE: u64 = shape(Self::TAG, [size_of::<Self>(), align_of::<Self>()], &[]);
 }
 
 macro_rules! plain {
@@ -39,9 +44,10 @@ macro_rules! plain {
 }
 plain!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64 bool);
 
-// SAFETY: values side by side. The size tells arrays from their elements.
+// SAFETY: values side by side.
 unsafe impl<T: Persistent, const N: usize> Persistent for [T; N] {
     const TAG: &'static str = T::TAG;
+    const SHAPE: u64 = shape("array", [N, align_of::<T>()], &[T::SHAPE]);
 }
 
 // SAFETY: an address in the heap, which is always at the same addresses.
@@ -89,6 +95,11 @@ macro_rules! persistent {
         unsafe impl $crate::Persistent for $name {
             const TAG: &'static str = concat!(
                 stringify!($name), " {", $(" ", stringify!($field), ": ", stringify!($type), ","),* , " }"
+            );
+            const SHAPE: u64 = $crate::shape(
+                Self::TAG,
+                [size_of::<Self>(), align_of::<Self>()],
+                &[$(<$type as $crate::Persistent>::SHAPE),*],
             );
         }
         const _: fn() = || {
@@ -152,17 +163,27 @@ pub unsafe trait Stored: 'static {
     fn at(data: *mut u8, count: usize) -> *mut Self;
 }
 
-/// FNV-1a.
-const fn hash(text: &str, more: [usize; 3]) -> u64 {
+/// FNV-1a of a type's tag, size and alignment, and the shapes of its fields.
+#[doc(hidden)]
+pub const fn shape(tag: &str, size: [usize; 2], fields: &[u64]) -> u64 {
+    const fn with(h: u64, n: u64) -> u64 {
+        let (mut h, mut i) = (h, 0);
+        while i < 64 {
+            h = (h ^ (n >> i & 0xff)).wrapping_mul(0x100_0000_01b3);
+            i += 8;
+        }
+        h
+    }
     let mut h = 0xcbf2_9ce4_8422_2325u64;
-    let (bytes, mut i) = (text.as_bytes(), 0);
+    let (bytes, mut i) = (tag.as_bytes(), 0);
     while i < bytes.len() {
         h = (h ^ bytes[i] as u64).wrapping_mul(0x100_0000_01b3);
         i += 1;
     }
+    h = with(with(h, size[0] as u64), size[1] as u64);
     i = 0;
-    while i < 3 {
-        h = (h ^ more[i] as u64).wrapping_mul(0x100_0000_01b3);
+    while i < fields.len() {
+        h = with(h, fields[i]);
         i += 1;
     }
     h
@@ -174,7 +195,7 @@ unsafe impl<T: Persistent> Stored for T {
         T::TAG
     }
     fn tag() -> u64 {
-        const { hash(T::TAG, [size_of::<T>(), align_of::<T>(), 0]) }
+        T::SHAPE
     }
     fn size(_: usize) -> usize {
         size_of::<T>()
@@ -190,7 +211,7 @@ unsafe impl<T: Persistent> Stored for [T] {
         T::TAG
     }
     fn tag() -> u64 {
-        const { hash(T::TAG, [size_of::<T>(), align_of::<T>(), 1]) }
+        const { shape("slice", [0, 0], &[T::SHAPE]) }
     }
     fn size(count: usize) -> usize {
         size_of::<T>().saturating_mul(count)
@@ -206,7 +227,7 @@ unsafe impl Stored for str {
         "str"
     }
     fn tag() -> u64 {
-        const { hash("str", [1, 1, 2]) }
+        const { shape("str", [0, 0], &[]) }
     }
     fn size(count: usize) -> usize {
         count

@@ -259,7 +259,8 @@ impl Region {
 }
 
 /// One sync point of a value, or a slice, that lies in a region: [`Region::sync`] where the region
-/// itself is borrowed, for instance by threads that each have a part of it.
+/// itself is borrowed, for instance by threads that each have a part of it. Not of what a transaction
+/// is changing: that would be committed before the transaction is.
 ///
 /// # Errors
 /// As there; [`Error::NotFound`] if it lies in no region.

@@ -153,6 +153,28 @@ fn a_pointer_leads_to_its_type_or_nowhere() {
     cell.unwrap();
     let changed = heap.root::<Other>("cell");
     assert!(matches!(changed, Err(Error::Invalid(_))), "{changed:?}");
+    // So is one with a field whose type has changed, though all sizes are the same.
+    mod before {
+        mojim::persistent! {
+            #[derive(Clone, Copy)]
+            pub struct Point { pub x: i32, pub y: i32 }
+        }
+        mojim::persistent! {
+            pub struct Line { pub ends: [Point; 2] }
+        }
+    }
+    mod after {
+        mojim::persistent! {
+            pub struct Point { pub y: i32, pub x: i32 }
+        }
+        mojim::persistent! {
+            pub struct Line { pub ends: [Point; 2] }
+        }
+    }
+    let ends = [before::Point { x: 1, y: 2 }; 2];
+    heap.root_or("line", || before::Line { ends }).unwrap();
+    assert!(heap.root::<before::Line>("line").unwrap().is_some());
+    assert!(heap.root::<after::Line>("line").is_err());
     heap.atomically(|tx| tx.remove_root("cell")).unwrap();
     assert_eq!(heap.root::<Cell>("cell").unwrap(), None);
 }

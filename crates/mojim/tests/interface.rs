@@ -124,3 +124,16 @@ fn a_region_without_tracking_commits_what_it_is_told() {
         .collect();
     assert_eq!(is, (10..20).collect::<Vec<_>>());
 }
+
+#[test]
+fn threads_may_have_all_but_transactions() {
+    fn both<T: Send + Sync>() {}
+    both::<Volume>();
+    both::<mojim::Region>();
+    both::<mojim::Heap>();
+    both::<mojim::Reader>();
+    both::<Batch<'_>>();
+    both::<mojim::Ptr<str>>();
+    both::<MapOptions>();
+    both::<Error>();
+}
