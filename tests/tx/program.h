@@ -6,7 +6,9 @@
  *   -DDURABLE  the memory is a file; `check` as the second argument prints what the file has
  *   neither    the memory is an array: for libitm
  * All print the same lines. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,7 +62,13 @@ struct named {
     const char *name;
     program *run;
 };
+#ifdef __cplusplus
+extern "C" {
+#endif
 extern const struct named programs[];
+#ifdef __cplusplus
+}
+#endif
 
 #ifdef DURABLE
 #include <mojim_tx.h>
@@ -68,6 +76,7 @@ extern const struct named programs[];
 
 int main(int argc, char **argv)
 {
+    setvbuf(stdout, NULL, _IOLBF, 0);
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     int only_looks = argc > 2 && strcmp(argv[2], "check") == 0;
 #ifdef DURABLE
