@@ -88,6 +88,18 @@ MOJIM_TX_PURE int mojim_tx_is_open(void);
 MOJIM_TX_PURE int mojim_tx_on_commit(void (*f)(void *arg), void *arg);
 MOJIM_TX_PURE int mojim_tx_on_abort(void (*f)(void *arg), void *arg);
 
+/* ---- allocation ------------------------------------------------------------- */
+
+/* Sets *pointer to a new block of a heap (NULL: the one that `pointer` lies in, or the one opened first), in
+ * the same commit as the allocation: a crash leaves both or neither. Inside a
+ * transaction, part of it; else one of its own. `pointer` may lie anywhere. The
+ * block's bytes are committed by the transaction as they are when it commits. -1: ENOMEM,
+ * EINVAL, and the errors of mojim_tx_commit. (Mnemosyne's pmalloc.) */
+MOJIM_TX_PURE int mojim_pmalloc(mojim_heap_t *h, size_t size, void **pointer);
+
+/* Frees the block at *pointer, and sets that to NULL, likewise. */
+MOJIM_TX_PURE int mojim_pfree(void **pointer);
+
 /* ---- captured blocks ------------------------------------------------------------ */
 
 /* A __transaction_atomic block (gcc -fgnu-tm, linked with -lmojim_itm -lmojim)

@@ -4,8 +4,10 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use support::*;
 
@@ -129,4 +131,69 @@ fn compile_with(compiler: &str, flags: &[&str], source_file: &str, to: &Path) {
     let mut c = Command::new(compiler);
     c.args(["-Wall", "-Werror"]).args(flags);
     succeed(c.arg(source().join(source_file)).arg("-o").arg(to));
+}
+
+/// What is allocated and freed in a transaction goes with it; a sync of the heap waits for
+/// transactions of other threads.
+#[test]
+fn blocks_of_a_heap_go_with_their_transaction() {
+    let v = TestVolume::new("");
+    let program = v.root.join("heap");
+    compile("tests/tx/heap.c", &program, &[], true);
+    run_twice(&v, &program);
+}
+
+/// Runs the threads of `crash.c` and kills them, `rounds` times; after each, the check. False
+/// as soon as one fails.
+fn survives_kills(rounds: u64, seed: u64, more: &[&str]) -> bool {
+    let v = TestVolume::new("");
+    let program = v.root.join("crash");
+    compile("tests/tx/crash.c", &program, &[], true);
+    let mut random = seed;
+    for _ in 0..rounds {
+        let mut run = Command::new(&program);
+        run.arg(v.config()).args(["a", "run"]).args(more);
+        let mut child = run.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        assert_eq!(line, "running\n");
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+        std::thread::sleep(Duration::from_micros((random >> 33) % 30_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let check = output(Command::new(&program).arg(v.config()).args(["a", "check"]));
+        if !check.status.success() {
+            println!("{}", text(&check));
+            return false;
+        }
+    }
+    true
+}
+
+/// Several threads are killed at random moments: each transaction is there whole, or not at
+/// all. One that commits in halves is found out. `MOJIM_TX_KILLS` has the number of kills.
+#[test]
+fn killed_transactions_are_whole_or_not_there() {
+    let kills = std::env::var("MOJIM_TX_KILLS").map_or(8, |n| n.parse().unwrap());
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    assert!(survives_kills(kills, seed, &[]), "seed {seed}");
+    assert!(!survives_kills(60, seed, &["halves"]), "seed {seed}");
+}
+
+/// The poster's hash table keeps its entries from run to run.
+#[test]
+fn the_hash_table_of_the_poster_is_persistent() {
+    let v = TestVolume::new("");
+    let program = v.root.join("hashtable");
+    compile_captured("gcc", "examples/hashtable.c", &program, &["-O2", "-Wextra"]);
+    let run = |args: &[&str]| succeed(Command::new(&program).arg(v.config()).arg("a").args(args));
+    for key in ["key 10", "key 20"] {
+        assert_eq!(run(&["get", key]), "(none)\n");
+        run(&["put", key, "other"]);
+        run(&["put", key, key]);
+        assert_eq!(run(&["get", key]), format!("{key}\n"));
+    }
+    assert_eq!(run(&["get", "key 10"]), "key 10\n");
 }

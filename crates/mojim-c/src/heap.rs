@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use engine::{Error, Result};
 use mojim_heap::{Heap, HeapOptions};
+use mojim_tx as tx;
 
 use crate::{Failure, Mojim, Writer, guard, guard_always, handle, invalid, text, text_or_none};
 
@@ -19,7 +20,7 @@ pub struct MojimHeap([u8; 0]);
 
 const GRAIN: usize = 16;
 
-fn heap(h: *const MojimHeap) -> Result<Heap, Failure> {
+pub(crate) fn heap(h: *const MojimHeap) -> Result<Heap, Failure> {
     match Heap::of_handle(h as usize) {
         Some(h) => Ok(h),
         None => invalid("the heap is not open: mojim_heap_open failed, or it was closed"),
@@ -85,13 +86,46 @@ pub extern "C-unwind" fn mojim_heap_close(h: *mut MojimHeap) -> c_int {
     })
 }
 
+/// Whether an allocation or a free is a transaction's: of the one that is open, or one of its own.
+fn joins(h: Heap) -> bool {
+    tx::is_open() || h.is_exact()
+}
+
+fn allocate(h: Heap, size: usize, alignment: usize) -> Result<*mut u8, Error> {
+    match (joins(h), alignment <= GRAIN) {
+        (true, _) => tx::malloc(h, size, alignment),
+        (false, true) => h.malloc(size),
+        (false, false) => h.malloc_aligned(size, alignment),
+    }
+}
+
+/// `realloc` in a transaction: another block, since an abort needs the first as it is.
+///
+/// # Safety
+/// No other thread stores into the block meanwhile.
+unsafe fn realloc_joined(h: Heap, p: *mut u8, size: usize) -> Result<*mut u8, Error> {
+    tx::atomically(|_| {
+        let old = h.usable(p)?;
+        let new = tx::malloc(h, size, GRAIN)?;
+        // SAFETY: two blocks of at least so many bytes; the new one is the caller's alone.
+        unsafe { std::ptr::copy_nonoverlapping(p, new, old.min(size)) };
+        tx::free(h, p)?;
+        Ok(new)
+    })
+}
+
 /// `mojim_malloc`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_malloc(h: *mut MojimHeap, size: usize) -> *mut c_void {
-    let cached = Heap::of_handle(h as usize).and_then(|h| h.malloc_cached(size));
+    let cached = match tx::is_open() {
+        true => None,
+        false => Heap::of_handle(h as usize).and_then(|h| h.malloc_cached(size)),
+    };
     match cached {
         Some(p) => p.cast(),
-        None => guard(std::ptr::null_mut(), || Ok(heap(h)?.malloc(size)?.cast())),
+        None => guard(std::ptr::null_mut(), || {
+            Ok(allocate(heap(h)?, size, GRAIN)?.cast())
+        }),
     }
 }
 
@@ -105,7 +139,7 @@ pub extern "C-unwind" fn mojim_calloc(h: *mut MojimHeap, n: usize, size: usize) 
                 format!("{n} times {size} bytes are too many"),
             ));
         };
-        let p = heap(h)?.malloc(bytes)?;
+        let p = allocate(heap(h)?, bytes, GRAIN)?;
         // SAFETY: a block of at least so many bytes, the caller's alone.
         unsafe { p.write_bytes(0, bytes) };
         Ok(p.cast())
@@ -125,7 +159,9 @@ pub unsafe extern "C-unwind" fn mojim_realloc(
     guard(std::ptr::null_mut(), || {
         let h = heap(h)?;
         let new = match p.is_null() {
-            true => h.malloc(size)?,
+            true => allocate(h, size, GRAIN)?,
+            // SAFETY: the caller's promise.
+            false if joins(h) => unsafe { realloc_joined(h, p.cast(), size)? },
             // SAFETY: the caller's promise.
             false => unsafe { h.realloc(p.cast(), size)? },
         };
@@ -141,18 +177,23 @@ pub extern "C-unwind" fn mojim_aligned_alloc(
     size: usize,
 ) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
-        Ok(heap(h)?.malloc_aligned(size, alignment.max(GRAIN))?.cast())
+        Ok(allocate(heap(h)?, size, alignment.max(GRAIN))?.cast())
     })
 }
 
 /// `mojim_free`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_free(p: *mut c_void) -> c_int {
-    if p.is_null() || Heap::of(p.cast()).is_some_and(|h| h.free_cached(p.cast())) {
+    let of = Heap::of(p.cast());
+    if p.is_null() || of.is_some_and(|h| !joins(h) && h.free_cached(p.cast())) {
         return 0;
     }
     guard_always(-1, || {
-        owner(p)?.free(p.cast())?;
+        let h = owner(p)?;
+        match joins(h) {
+            true => tx::free(h, p.cast())?,
+            false => h.free(p.cast())?,
+        }
         Ok(0)
     })
 }
@@ -187,7 +228,7 @@ pub unsafe extern "C-unwind" fn mojim_root_set(
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (name, kind) = unsafe { (text(name, "name")?, text_or_none(kind, "type")?) };
-        heap(h)?.set_root(name, p.cast(), kind.unwrap_or(""))?;
+        tx::set_root(heap(h)?, name, p.cast(), kind.unwrap_or(""))?;
         Ok(0)
     })
 }

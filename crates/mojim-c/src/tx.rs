@@ -7,7 +7,8 @@ use std::ffi::{c_int, c_void};
 
 use mojim_tx as tx;
 
-use super::{Failure, Result, guard, guard_always};
+use super::heap::{MojimHeap, heap};
+use super::{Failure, Result, guard, guard_always, invalid};
 
 /// A call that neither waits long nor panics: through `guard` only if it fails.
 fn quick(done: Result<()>) -> c_int {
@@ -116,6 +117,46 @@ pub unsafe extern "C-unwind" fn mojim_tx_on_abort(f: Option<Called>, arg: *mut c
 
 fn no_function() -> super::Error {
     super::Error::Invalid("the function is NULL".into())
+}
+
+/// `mojim_pmalloc`.
+///
+/// # Safety
+/// `pointer` is null or a pointer's place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mojim_pmalloc(
+    h: *mut MojimHeap,
+    size: usize,
+    pointer: *mut *mut u8,
+) -> c_int {
+    guard(-1, || {
+        if pointer.is_null() {
+            return invalid("mojim_pmalloc: pointer is NULL");
+        }
+        let heap = match h.is_null() {
+            true => None,
+            false => Some(heap(h)?),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tx::pmalloc(heap, size, pointer)? };
+        Ok(0)
+    })
+}
+
+/// `mojim_pfree`.
+///
+/// # Safety
+/// As for [`mojim_pmalloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mojim_pfree(pointer: *mut *mut u8) -> c_int {
+    guard(-1, || {
+        if pointer.is_null() {
+            return invalid("mojim_pfree: pointer is NULL");
+        }
+        // SAFETY: the caller's promise.
+        unsafe { tx::pfree(pointer)? };
+        Ok(0)
+    })
 }
 
 /// `mojim_tx_on_failure`.

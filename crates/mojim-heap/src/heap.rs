@@ -505,9 +505,14 @@ impl Heap {
     }
 
     /// Commits all that was stored in the heap, atomically (FAMS, Section 4.1). No thread may be
-    /// in the middle of a change.
+    /// in the middle of a change. Waits for the transactions of other threads, and has them wait.
+    ///
+    /// # Errors
+    /// `Invalid` if the calling thread has a transaction open; and those of a sync point.
     pub fn sync(self) -> Result<()> {
         self.check()?;
+        let open = || invalid("a transaction is open in this thread: commit it first".into());
+        let _alone = mojim_undo::alone().ok_or_else(open)?;
         let inner = self.0;
         inner.check_whole()?;
         let this = inner.begun.fetch_add(1, SeqCst) + 1;

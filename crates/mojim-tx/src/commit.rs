@@ -124,6 +124,8 @@ unsafe fn run(t: *mut Thread, mut later: Vec<Later>) {
         match what {
             // SAFETY: the program's promise, when it gave the function.
             Later::Call(f, arg) => unsafe { f(arg) },
+            Later::Taken(..) => {}
+            Later::Freed(heap, block) => heap.give(block),
         }
     }
     // SAFETY: the caller's promise.
@@ -146,7 +148,8 @@ pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
         Log::take_back(log, level.mark, dead);
         let undone = (*t).later.drain(level.later as usize..).rev();
         undone.for_each(|what| match what {
-            Later::Call(..) => {}
+            Later::Call(..) | Later::Freed(..) => {}
+            Later::Taken(heap, block) => heap.give(block),
         });
         (*log).later = level.later;
         (*log).catches = level.catches;

@@ -2,7 +2,8 @@
 //!
 //! Source: Mnemosyne, "Durable memory transactions". `include/mojim_tx.h` is the manual.
 //!
-//! Owns each thread's transaction (`object.rs`, `thread.rs`), how it ends (`commit.rs`), and the interface for
+//! Owns each thread's transaction (`object.rs`, `thread.rs`), how it ends (`commit.rs`), blocks of a heap
+//! in it (`blocks.rs`), and the interface for
 //! those who write down their stores (`explicit.rs`). The log itself is `mojim-undo`'s, which
 //! libmojim_itm.so appends to for blocks that the compiler captures.
 //!
@@ -13,11 +14,13 @@
 //!   these may be half of what another thread is storing.
 //! - No function panics across the C interface, none ends the process.
 
+mod blocks;
 mod commit;
 mod explicit;
 mod object;
 mod thread;
 
+pub use blocks::{free, malloc, pfree, pmalloc, set_root};
 pub use commit::{Decides, failed, on_failure};
 pub use explicit::{
     Tx, abort, add, add_new, atomically, begin, commit, depth, end_quickly, is_open, on_abort,

@@ -9,12 +9,17 @@ use std::ops::Range;
 use std::ptr::null_mut;
 
 use mojim_env::Error;
+use mojim_heap::{Block, Heap};
 use mojim_undo::{Level, Log};
 
 /// What happens after a transaction.
 pub(crate) enum Later {
     /// A call after the commit.
     Call(unsafe extern "C-unwind" fn(*mut c_void), *mut c_void),
+    /// The block was taken: it is the heap's again if the level is taken back.
+    Taken(Heap, Block),
+    /// The block was freed: it is the heap's again after the commit.
+    Freed(Heap, Block),
 }
 
 /// A thread's transaction.

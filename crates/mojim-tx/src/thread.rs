@@ -76,8 +76,11 @@ fn make() -> Result<*mut Thread> {
     // may be held by a thread that is not there.
     let pooled = !is_forked() && ENDS.try_with(|_| ()).is_ok();
     if pooled && let Some(t) = pool().pop() {
-        MINE.set(t as *mut Thread);
-        return Ok(t as *mut Thread);
+        let t = t as *mut Thread;
+        // SAFETY: the calling thread's from here on.
+        unsafe { (*t).log.mark.own() };
+        MINE.set(t);
+        return Ok(t);
     }
     // SAFETY: the layout of a type with fields.
     let t = unsafe { alloc(Layout::new::<Thread>()) }.cast::<Thread>();
@@ -93,6 +96,8 @@ fn make() -> Result<*mut Thread> {
     };
     // SAFETY: just allocated.
     unsafe { t.write(thread) };
+    // SAFETY: just written.
+    unsafe { (*t).log.mark.own() };
     if !is_forked() {
         // SAFETY: never freed.
         register(unsafe { &(*t).log.mark });

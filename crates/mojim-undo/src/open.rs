@@ -7,7 +7,7 @@
 //!
 //! Invariant: while an [`Alone`] lives, no transaction of another thread is open or begins.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, compiler_fence, fence};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -18,6 +18,14 @@ pub struct Mark {
     /// 0: transactions may begin. 1: they wait. 2: they look with a fence, since the system
     /// has no membarrier. 3: both.
     held: AtomicU32,
+    /// Whose it is: [`me`].
+    owner: AtomicUsize,
+}
+
+/// A number of the calling thread's.
+fn me() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here) as usize)
 }
 
 const HELD: u32 = 1;
@@ -29,6 +37,7 @@ impl Mark {
         Mark {
             open: AtomicU32::new(0),
             held: AtomicU32::new(0),
+            owner: AtomicUsize::new(0),
         }
     }
 
@@ -51,6 +60,11 @@ impl Mark {
         self.open.store(0, Release);
     }
 
+    /// It is the calling thread's from here on.
+    pub fn own(&self) {
+        self.owner.store(me(), Relaxed);
+    }
+
     /// Whether it is up.
     pub fn is_up(&self) -> bool {
         self.open.load(Acquire) != 0
@@ -64,8 +78,10 @@ impl Mark {
                 return;
             }
             self.lower();
+            WAITING.fetch_add(1, SeqCst);
             pause(|| self.held.load(SeqCst) & HELD == 0);
             self.raise();
+            WAITING.fetch_sub(1, SeqCst);
         }
     }
 }
@@ -79,6 +95,8 @@ impl Default for Mark {
 /// The marks of all threads that ever had a transaction; those of ended threads are used
 /// again.
 static ALL: Mutex<Vec<&'static Mark>> = Mutex::new(Vec::new());
+/// Transactions that wait to begin: the next who wants to be alone lets them.
+static WAITING: AtomicU32 = AtomicU32::new(0);
 /// Whether the process has registered for membarrier.
 static BARRIER: AtomicBool = AtomicBool::new(false);
 
@@ -97,10 +115,17 @@ pub fn register(mark: &'static Mark) {
 /// No transaction is open in another thread until this is dropped. Those that begin wait.
 pub struct Alone(MutexGuard<'static, Vec<&'static Mark>>);
 
-/// Waits until no other thread has a transaction open, and keeps them from beginning one. The
-/// caller has none open itself, and begins none.
-pub fn alone() -> Alone {
+/// Waits until no other thread has a transaction open, and keeps them from beginning one. `None`
+/// if the caller has one open itself; it begins none meanwhile.
+pub fn alone() -> Option<Alone> {
     let all = ALL.lock().unwrap_or_else(|e| e.into_inner());
+    if all
+        .iter()
+        .any(|m| m.is_up() && m.owner.load(Relaxed) == me())
+    {
+        return None;
+    }
+    pause(|| WAITING.load(SeqCst) == 0);
     for mark in &*all {
         mark.held.fetch_or(HELD, SeqCst);
     }
@@ -111,7 +136,7 @@ pub fn alone() -> Alone {
     for mark in &*all {
         pause(|| !mark.is_up());
     }
-    Alone(all)
+    Some(Alone(all))
 }
 
 impl Drop for Alone {
@@ -188,6 +213,7 @@ mod tests {
             for _ in 0..2 {
                 s.spawn(|| {
                     let mark: &'static Mark = Box::leak(Box::new(Mark::new()));
+                    mark.own();
                     register(mark);
                     while !STOP.load(Relaxed) {
                         mark.raise();
@@ -205,7 +231,7 @@ mod tests {
             }
             let rounds = if cfg!(miri) { 20 } else { 500 };
             for _ in 0..rounds {
-                let alone = alone();
+                let alone = alone().unwrap();
                 let (a, b) = (HALVES[0].load(Relaxed), HALVES[1].load(Relaxed));
                 if a != b {
                     STOP.store(true, Relaxed);

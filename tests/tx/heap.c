@@ -1,0 +1,128 @@
+/* Blocks of a heap in transactions, in two runs. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <mojim_tx.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(x) ((x) ? (void)0 : fail(#x, __LINE__))
+
+static void fail(const char *what, int line)
+{
+    fprintf(stderr, "line %d: %s (%s)\n", line, what, mojim_last_error());
+    _exit(1);
+}
+
+struct root {
+    char *kept, *freed, *grown;
+    char *own[4];
+    uint64_t halves[2];
+};
+
+static struct root *r;
+static mojim_heap_t *h;
+
+static void aborted(void)
+{
+    CHECK(mojim_tx_begin() == 0);
+    char *p = mojim_malloc(h, 100);
+    CHECK(p && mojim_usable_size(p) >= 100);
+    strcpy(p, "gone");
+    CHECK(mojim_tx_abort() == 0);
+    CHECK(mojim_usable_size(p) == 0 && errno == EINVAL);
+    CHECK(mojim_free(p) == -1 && errno == EINVAL);
+}
+
+static void committed(void)
+{
+    CHECK(mojim_tx_begin() == 0);
+    CHECK(mojim_pmalloc(NULL, 100, (void **)&r->kept) == 0);
+    strcpy(r->kept, "kept");
+    CHECK(mojim_pmalloc(h, 40, (void **)&r->freed) == 0);
+    CHECK(mojim_tx_add(&r->grown, 8) == 0 && (r->grown = mojim_calloc(h, 1, 30)));
+    strcpy(r->grown, "grown");
+    CHECK(mojim_tx_commit() == 0);
+    /* By themselves. */
+    CHECK(mojim_pmalloc(NULL, 64, (void **)&r->own[0]) == 0);
+    CHECK(mojim_pmalloc(NULL, 64, (void **)&r->own[1]) == 0 && r->own[0] != r->own[1]);
+    CHECK(mojim_pfree((void **)&r->own[1]) == 0 && r->own[1] == NULL);
+    CHECK(mojim_pfree((void **)&r->own[1]) == 0);
+
+    char *was = r->freed;
+    CHECK(mojim_tx_begin() == 0);
+    CHECK(mojim_pfree((void **)&r->freed) == 0 && r->freed == NULL);
+    CHECK(mojim_free(was) == -1 && errno == EINVAL);
+    CHECK(mojim_tx_begin() == 0);
+    char *other = mojim_malloc(h, 40);
+    CHECK(other && other != was); /* until the commit */
+    CHECK(mojim_tx_abort() == 0);
+    CHECK(mojim_heap_sync(h) == -1 && errno == EINVAL);
+    CHECK(mojim_tx_commit() == 0);
+
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_add(&r->grown, 8) == 0);
+    char *before = r->grown;
+    CHECK((r->grown = mojim_realloc(h, before, 5000)) && strcmp(r->grown, "grown") == 0);
+    CHECK(mojim_tx_abort() == 0 && r->grown == before && strcmp(before, "grown") == 0);
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_add(&r->grown, 8) == 0);
+    CHECK((r->grown = mojim_realloc(h, before, 5000)));
+    CHECK(mojim_tx_commit() == 0 && mojim_usable_size(before) == 0);
+}
+
+static volatile int stop;
+
+static void *changes(void *arg)
+{
+    (void)arg;
+    while (!stop) {
+        CHECK(mojim_tx_begin() == 0);
+        CHECK(mojim_tx_set(&r->halves[0], r->halves[0] + 1) == 0);
+        CHECK(mojim_tx_set(&r->halves[1], r->halves[1] + 1) == 0);
+        if (r->halves[0] % 3 == 0)
+            CHECK(mojim_tx_abort() == 0);
+        else
+            CHECK(mojim_tx_commit() == 0);
+        if (r->halves[0] % 3 == 2) {
+            CHECK(mojim_tx_begin() == 0);
+            CHECK(mojim_tx_set(&r->halves[0], r->halves[0] + 2) == 0);
+            CHECK(mojim_tx_set(&r->halves[1], r->halves[1] + 2) == 0);
+            CHECK(mojim_tx_commit() == 0);
+        }
+    }
+    return NULL;
+}
+
+/* A sync of the heap commits half of no transaction: the program dies right after one. */
+static void syncs(void)
+{
+    pthread_t t;
+    CHECK(pthread_create(&t, NULL, changes, NULL) == 0);
+    uint64_t begun = 0;
+    for (int i = 0; i < 40 || begun < 40; i++) {
+        CHECK(mojim_heap_sync(h) == 0);
+        begun = __atomic_load_n(&r->halves[0], __ATOMIC_RELAXED);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 3);
+    mojim_t *m = mojim_attach(argv[1], "a", "v");
+    CHECK(m && (h = mojim_heap_open(m, "heap", 0, NULL, 0)));
+    if (strcmp(argv[2], "first") == 0) {
+        CHECK(mojim_tx_begin() == 0);
+        CHECK((r = mojim_calloc(h, 1, sizeof *r)) && mojim_root_set(h, "r", r, "root") == 0);
+        CHECK(mojim_tx_commit() == 0);
+        aborted();
+        committed();
+        syncs();
+        _exit(0);
+    }
+    CHECK((r = mojim_root(h, "r", "root")));
+    CHECK(strcmp(r->kept, "kept") == 0 && r->freed == NULL && strcmp(r->grown, "grown") == 0);
+    CHECK(mojim_usable_size(r->grown) >= 5000 && mojim_usable_size(r->own[0]) >= 64);
+    CHECK(r->own[1] == NULL);
+    CHECK(r->halves[0] > 0 && r->halves[0] == r->halves[1]);
+    return mojim_detach(m) != 0;
+}
