@@ -8,15 +8,15 @@ mod support;
 use support::voters::Cluster;
 use support::{Process, await_or, libraries, text};
 
-/// Compiles a program of `tests/heap`, linked with libmojim.so.
+/// Compiles a program of `tests`, linked with libmojim.so.
 fn compile(compiler: &str, name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let dir = libraries();
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heaps-{name}"));
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heaps-{}", name.replace('/', "-")));
     let out = Command::new(compiler)
         .args(["-O1", "-pthread", "-I"])
         .arg(root.join("include"))
-        .arg(root.join("tests/heap").join(name))
+        .arg(root.join("tests").join(name))
         .arg("-o")
         .arg(&to)
         .arg("-L")
@@ -76,10 +76,16 @@ fn moves(compiler: &str, name: &str) {
 
 #[test]
 fn a_list_in_c_goes_on_at_the_mirror() {
-    moves("cc", "list.c");
+    moves("cc", "heap/list.c");
 }
 
 #[test]
 fn containers_in_cpp_go_on_at_the_mirror() {
-    moves("c++", "containers.cpp");
+    moves("c++", "heap/containers.cpp");
+}
+
+/// Every transaction is there whole: the program checks that when it opens the heap.
+#[test]
+fn transactions_go_on_at_the_mirror() {
+    moves("cc", "tx/crash.c");
 }
