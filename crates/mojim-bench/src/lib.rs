@@ -6,11 +6,12 @@
 //! - [`raw`] the limits: a link, a shared ring, a log write, these shared by threads, and plain
 //!   `msync`;
 //! - [`rocksdb`] a rival whose durable puts share writes, where the system has it;
+//! - [`pmemobj`] a rival whose transactions are durable in memory, where the system has it;
 //! - [`peers`] the other process that the links need, and its end;
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
 //! - [`threads`] the same subjects in many threads at once;
 //! - [`report`] rows, as JSON lines or as a table;
-//! - [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`] the benchmarks;
+//! - [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
@@ -22,6 +23,7 @@ pub mod large;
 pub mod log;
 pub mod measure;
 pub mod peers;
+pub mod pmemobj;
 pub mod raw;
 pub mod report;
 pub mod rocksdb;
@@ -29,3 +31,4 @@ pub mod scratch;
 pub mod sync;
 pub mod threads;
 pub mod tls;
+pub mod tx;

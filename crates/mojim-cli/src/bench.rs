@@ -10,6 +10,7 @@ use mojim_bench::large::LargeOptions;
 use mojim_bench::log::LogOptions;
 use mojim_bench::sync::SyncOptions;
 use mojim_bench::tls::TlsOptions;
+use mojim_bench::tx::TxOptions;
 
 use crate::bench_programs::Programs;
 use crate::failover::FailoverBench;
@@ -32,6 +33,7 @@ enum What {
     Large(Large),
     Log(LogOptions),
     Tls(Tls),
+    Tx(TxOptions),
     Programs(Programs),
     Failover(FailoverBench),
     Tiers(TiersBench),
@@ -284,6 +286,7 @@ impl Bench {
             What::Large(l) => l.run(),
             What::Log(l) => mojim_bench::log::run(&l).map(|()| 0).map_err(Failure::from),
             What::Tls(t) => t.run(),
+            What::Tx(t) => mojim_bench::tx::run(&t).map(|()| 0).map_err(Failure::from),
             What::Programs(p) => p.run(),
             What::Failover(f) => f.run(),
             What::Tiers(t) => t.run(),

@@ -12,7 +12,8 @@ use support::{Process, await_or, libraries, text};
 fn compile(compiler: &str, name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let dir = libraries();
-    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heaps-{}", name.replace('/', "-")));
+    let to =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("heaps-{}", name.replace('/', "-")));
     let out = Command::new(compiler)
         .args(["-O1", "-pthread", "-I"])
         .arg(root.join("include"))
