@@ -24,7 +24,7 @@ def value(program):
 
 def test_an_exit_with_live_arrays(program):
     ends = ["", "sys.exit()", "os._exit(0)", "import gc; gc.disable()"]
-    for attach, end in [(ARRAY, ""), (ARRAY, "c = a[3:].view('u1')"), *((ATTACH, e) for e in ends)]:
+    for attach, end in [(ARRAY, "c = a[3:].view('u1')"), *((ATTACH, e) for e in ends)]:
         program(attach + f"a[0] = 7\nmojim.msync(a[0:1])\na[1] = 8\nb = [a]; b.append(b)\n{end}\n")
     done = program("import atexit\n" + ATTACH + "assert a[0] == 7 and a[1] == 0\n")
     assert done.stderr == ""
@@ -239,7 +239,7 @@ def test_an_interrupt_anywhere_in_a_block(volume, whole, fails):
 def test_an_interrupt_of_attach_map_and_detach(config):
     """Nothing is lost that nobody could end."""
     interrupted = 0
-    for at in range(1, 100000):
+    for at in range(random.randrange(1, 3), 100000, 2):
         interrupts = Interrupts(at)
         sys.settrace(interrupts.trace)
         try:
@@ -255,7 +255,7 @@ def test_an_interrupt_of_attach_map_and_detach(config):
                 v.map("f", 8)
         if interrupts.left > 0:
             break
-    assert interrupted > 50
+    assert interrupted > 25
 
 
 def test_a_real_interrupt(program):

@@ -101,11 +101,10 @@ fn kinds(c: &Cluster) -> Vec<Kind> {
     let script = top().join("examples/bank.py").display().to_string();
     // Variables "might be clobbered" behind a block that begins again: not what a block changes.
     let tm = ["-fgnu-tm", "-Wno-clobbered", "-lmojim_itm"];
-    vec![
+    let mut all = vec![
         kind("C", compile(c, "bank.c", "bank", &[])),
         kind("heap", compile(c, "bank_heap.c", "bank_heap", &[])),
         kind("captured", compile(c, "bank_tm.c", "bank_tm", &tm)),
-        kind("Python", vec![python, script]),
         kind("C++", compile(c, "bank.cpp", "bank++", &["-std=c++17"])),
         kind("Rust", vec![rust_example()]),
         Kind {
@@ -114,7 +113,14 @@ fn kinds(c: &Cluster) -> Vec<Kind> {
             file: "bank",
             is_unmodified: true,
         },
-    ]
+    ];
+    // It makes the environment of Python at its first use.
+    let out = Command::new(&python).args(["-c", ""]).output().unwrap();
+    match out.status.success() {
+        true => all.push(kind("Python", vec![python, script])),
+        false => eprintln!("SKIPPED: no Python with NumPy here: {}", text(&out.stderr)),
+    }
+    all
 }
 
 /// A bank that runs.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from typing import Any, Literal
 
 import numpy
@@ -41,7 +42,7 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
 
     def __new__(
         cls,
-        file: str,
+        file: str | os.PathLike[str],
         dtype: Any = numpy.uint8,
         mode: Mode = "r+",
         offset: int = 0,
@@ -55,7 +56,7 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
             raise ValueError(f"mode must be one of {sorted(_MODES.values())}, not {mode!r}")
         if mode_ == "w+" and shape is None:
             raise ValueError("shape must be given with mode 'w+'")
-        volume = volume or the_only()
+        volume, file = volume or the_only(), os.fspath(file)
         kind = _plain(dtype)
         size = None
         if shape is not None:
@@ -118,5 +119,5 @@ def _cut(volume: Volume, file: str, size: int) -> None:
         raise error(errno.EINVAL, "an empty file cannot be mapped")
     with volume._state:
         if file in volume and file not in volume._regions and volume.size(file) > size:
-            if lib.mojim_truncate(volume._alive(), file.encode(), size) != 0:
+            if lib.mojim_truncate(volume._alive(), os.fsencode(file), size) != 0:
                 raise last_error()

@@ -195,7 +195,11 @@ class Volume:
     # ---- regions ----------------------------------------------------------
 
     def map(
-        self, file: str, size: int | None = None, create: bool = True, shared: bool = False
+        self,
+        file: str | os.PathLike[str],
+        size: int | None = None,
+        create: bool = True,
+        shared: bool = False,
     ) -> Region:
         """The region of a file: all of it. The same one again while it is mapped.
 
@@ -203,6 +207,7 @@ class Volume:
         file has to be there. ``create=False``: :class:`NotFound` where it is not there.
         ``shared``: a working copy that other processes of this node can map, too
         (:func:`mojim.join`)."""
+        file = os.fspath(file)
         with self._state:
             handle = self._alive()
             region = self._regions.get(file)
@@ -239,7 +244,7 @@ class Volume:
 
     def array(
         self,
-        file: str,
+        file: str | os.PathLike[str],
         dtype: DTypeLike = "B",
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
