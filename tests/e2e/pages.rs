@@ -171,6 +171,8 @@ impl Place {
             _ => "rustc",
         };
         let mut c = self.command(compiler);
+        // Its messages have the quotes of ASCII then.
+        c.env("LC_ALL", "C");
         c.args(flags.clone().filter(|f| !f.starts_with("-l")));
         if language == "rust" {
             c.args(["--edition", "2024", "-D", "warnings"]);
