@@ -137,7 +137,7 @@ int mojim_punmap(void *addr);
  *     not where it is any other. What the calling thread flushed, or stored past the cache,
  *     before is durable before it.
  * `p` is a multiple of 8 (EINVAL). The last step of a shadow update: allocate, fill and commit
- * the new, then swing the pointer (docs/variables.md). */
+ * the new, then swing the pointer (examples/shadow.c). */
 int mojim_store8(uint64_t *p, uint64_t value);
 
 /* ---- logs ---------------------------------------------------------------------------- */

@@ -119,6 +119,34 @@ fn logs_have_what_was_appended() {
     let _ = std::fs::remove_dir_all(&shm);
 }
 
+/// A block that is not committed before the pointer swings to it is seen to be lost, or torn.
+#[test]
+fn shadow_updates_are_whole() {
+    let v = TestVolume::new("");
+    let bin = v.root.join("shadow");
+    compile("examples/shadow.c", &bin, &["-O1", "-pedantic"], true);
+    let run = || {
+        let mut c = Command::new(&bin);
+        c.arg(v.config()).args(["a", "1000000"]);
+        c
+    };
+    kills(run, "updated", 4, |first, reached| {
+        let found = first
+            .strip_prefix("found ")
+            .unwrap_or_else(|| panic!("{first}"));
+        assert!(
+            found.parse::<u64>().unwrap() >= reached,
+            "{first}, {reached} was there"
+        );
+    });
+    let w = TestVolume::new("");
+    compile("examples/shadow.c", &bin, &["-DNOT_FILLED"], true);
+    let once = |rounds: &str| output(Command::new(&bin).arg(w.config()).args(["a", rounds]));
+    assert!(once("3").status.success());
+    let found = text(&once("3"));
+    assert!(!found.starts_with("found 3\n"), "{found}");
+}
+
 #[test]
 fn regions_keep_their_address_and_pointers_hold() {
     let v = TestVolume::new("");
