@@ -11,14 +11,17 @@
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
 //! - [`threads`] the same subjects in many threads at once;
 //! - [`report`] rows, as JSON lines or as a table;
-//! - [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks;
+//! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks;
+//! - [`command`] their command lines;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
 
 mod cluster;
+pub mod command;
 pub mod fams;
 pub mod group;
+pub mod heap;
 pub mod large;
 pub mod log;
 pub mod measure;

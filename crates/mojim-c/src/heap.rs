@@ -119,7 +119,7 @@ unsafe fn realloc_joined(h: Heap, p: *mut u8, size: usize) -> Result<*mut u8, Er
 pub extern "C-unwind" fn mojim_malloc(h: *mut MojimHeap, size: usize) -> *mut c_void {
     let cached = match tx::is_open() {
         true => None,
-        false => Heap::of_handle(h as usize).and_then(|h| h.malloc_cached(size)),
+        false => mojim_heap::malloc_cached(h as usize, size),
     };
     match cached {
         Some(p) => p.cast(),
@@ -184,8 +184,7 @@ pub extern "C-unwind" fn mojim_aligned_alloc(
 /// `mojim_free`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_free(p: *mut c_void) -> c_int {
-    let of = Heap::of(p.cast());
-    if p.is_null() || of.is_some_and(|h| !joins(h) && h.free_cached(p.cast())) {
+    if p.is_null() || !tx::is_open() && mojim_heap::free_cached(p.cast()) {
         return 0;
     }
     guard_always(-1, || {

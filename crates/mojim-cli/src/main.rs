@@ -20,6 +20,7 @@ mod docs;
 mod failover;
 mod failure;
 mod guard;
+mod heap;
 mod heard;
 mod interval;
 mod keys;
@@ -81,6 +82,7 @@ enum Word {
     Repair(repair::Repair),
     Replace(replace::Replace),
     Clean(clean::Clean),
+    Heap(heap::HeapCommand),
     Config(config::Check),
     Bench(bench::Bench),
     Completions(docs::Completions),
@@ -136,6 +138,7 @@ fn run(cli: Cli) -> Done {
         Word::Repair(w) => w.run(),
         Word::Replace(w) => w.run(),
         Word::Clean(w) => w.run(),
+        Word::Heap(w) => w.run(),
         Word::Config(w) => w.run(),
         Word::Bench(w) => w.run(),
         Word::Completions(w) => w.run(Cli::command()),

@@ -4,9 +4,10 @@
 //! that it reads.
 
 use mojim_format::FormatError;
+use mojim_format::bytes::u64_at;
 use mojim_format::heap::{
-    ALLOCATED, Chunk, FREE, HEAD_LEN, HeapHead, LARGE, MAX_ROOTS, ROOT_LEN, Root, SLAB_ENTRY_LEN,
-    SlabEntry, UNIT, decode_chunks, root_at,
+    ALLOCATED, Chunk, FREE, HEAD_LEN, HeapHead, LARGE, MAX_ROOTS, ROOT_LEN, Root, SlabEntry, UNIT,
+    decode_chunks, root_at,
 };
 
 use crate::classes::{CLASSES, blocks_of, size_of, units_of};
@@ -117,9 +118,7 @@ impl HeapReport {
         let (mut unit, mut run) = (0, 0);
         while unit < chunk.units {
             let at = chunk.entry_at(unit);
-            let raw = &bytes[at as usize..][..SLAB_ENTRY_LEN];
-            let v = u64::from_le_bytes(raw.try_into().expect("eight bytes"));
-            let entry = SlabEntry::decode(v, at);
+            let entry = SlabEntry::decode(u64_at(bytes, at as usize), at);
             let known = |e: &SlabEntry| match e.class {
                 LARGE => true,
                 c => (c as usize) < CLASSES && e.units as usize == units_of(c as usize),
@@ -162,6 +161,40 @@ impl HeapReport {
             }
         }
     }
+}
+
+/// The blocks of a sound heap that are allocated: where in the file each lies, and its bytes.
+///
+/// # Errors
+/// As [`check`]; and if there is any problem.
+pub fn blocks(bytes: &[u8]) -> Result<Vec<(u64, usize)>, FormatError> {
+    if !check(bytes)?.problems.is_empty() {
+        return Err(FormatError::Wrong {
+            what: "heap",
+            why: "it is damaged (`mojim heap check`)",
+        });
+    }
+    let mut all = Vec::new();
+    for (offset, len) in decode_chunks(&bytes[..HEAD_LEN], bytes.len() as u64)? {
+        let chunk = Chunk::of(offset, len).expect("it was checked");
+        let mut unit = 0;
+        while unit < chunk.units {
+            let at = chunk.entry_at(unit);
+            let Some(e) = SlabEntry::decode(u64_at(bytes, at as usize), at)? else {
+                unit += 1;
+                continue;
+            };
+            let (size, blocks) = match e.class {
+                LARGE => (e.units as usize * UNIT, 1),
+                c => (size_of(c as usize), blocks_of(c as usize)),
+            };
+            let states = &bytes[chunk.states_at(unit) as usize..][..blocks];
+            let used = (0..blocks).filter(|i| states[*i] == ALLOCATED);
+            all.extend(used.map(|i| (chunk.unit_at(unit) + (i * size) as u64, size)));
+            unit += e.units as usize;
+        }
+    }
+    Ok(all)
 }
 
 /// Reads a heap's file whole.

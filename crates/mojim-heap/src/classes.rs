@@ -13,11 +13,35 @@ pub const MOST: usize = 32 << 10;
 const STEPPED: usize = 128;
 const FIRST: usize = STEPPED / GRAIN;
 
+/// Sizes up to this are looked up: branches by a random size are guessed wrongly.
+const LISTED: usize = 1024;
+
+/// The class of each number of grains.
+const LIST: [u8; LISTED / GRAIN + 1] = {
+    let mut list = [0; LISTED / GRAIN + 1];
+    let mut i = 0;
+    while i < list.len() {
+        list[i] = computed(i * GRAIN) as u8;
+        i += 1;
+    }
+    list
+};
+
 /// The class that serves `size` bytes, which must be at most [`MOST`].
-#[inline]
+#[inline(always)]
 pub fn class_of(size: usize) -> usize {
+    match size <= LISTED {
+        true => LIST[size.div_ceil(GRAIN)] as usize,
+        false => computed(size),
+    }
+}
+
+const fn computed(size: usize) -> usize {
+    if size == 0 {
+        return 0;
+    }
     if size <= STEPPED {
-        return (size.max(1) - 1) / GRAIN;
+        return (size - 1) / GRAIN;
     }
     let last = size - 1;
     let doubling = last.ilog2() as usize;

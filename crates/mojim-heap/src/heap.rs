@@ -25,7 +25,7 @@ use mojim_format::heap::{
 };
 
 use crate::addresses::{choose, release, reserve};
-use crate::cache::{self, Cache, Keeper};
+use crate::cache::{self, Cache, Keeper, Shared};
 use crate::classes::{CLASSES, MOST, class_of, kept, size_of};
 use crate::slabs::{FIRST, Place, Slabs, state, too_large};
 use crate::space::{ReaderSpace, Space, VolumeSpace};
@@ -102,16 +102,11 @@ pub struct Inner {
     capacity: usize,
     exact: bool,
     read_only: bool,
-    /// Frees outside of transactions are allowed.
-    keeps: bool,
-    slabs: Slabs,
+    shared: Shared,
     freed: Mutex<Vec<Freed>>,
     roots: Mutex<()>,
-    /// Syncs that have begun, and the last that has succeeded.
-    begun: AtomicU64,
+    /// The last sync that has succeeded.
     synced: AtomicU64,
-    /// What the caches of threads must have.
-    key: AtomicU64,
     closed: AtomicBool,
     /// Some of its memory was rolled back, and some was not.
     torn: AtomicBool,
@@ -258,14 +253,14 @@ impl Heap {
         if inner.closed.swap(true, AcqRel) {
             return Err(inner.gone());
         }
-        inner.key.store(new_key(), SeqCst);
+        inner.shared.key.store(new_key(), SeqCst);
         for p in &OPEN {
             let me = std::ptr::from_ref(inner).cast_mut();
             let _ = p.compare_exchange(me, std::ptr::null_mut(), AcqRel, Acquire);
         }
         let mut done = Ok(());
         let mut end = inner.base;
-        for (at, len) in inner.slabs.mappings() {
+        for (at, len) in inner.shared.slabs.mappings() {
             done = done.and(inner.space.unmap(at.cast_mut(), len));
             end = at as usize + len;
         }
@@ -303,26 +298,10 @@ impl Heap {
     /// only; and those of a sync point.
     #[inline]
     pub fn malloc(self, size: usize) -> Result<*mut u8> {
-        match self.malloc_cached(size) {
+        match cache::malloc(self.handle(), size) {
             Some(p) => Ok(p),
             None => self.malloc_slow(size, GRAIN),
         }
-    }
-
-    /// A block of the thread's cache, if that has one. Does not unwind.
-    #[doc(hidden)]
-    #[inline]
-    pub fn malloc_cached(self, size: usize) -> Option<*mut u8> {
-        let inner = self.0;
-        if size > MOST || inner.exact {
-            return None;
-        }
-        let class = class_of(size);
-        cache::with(inner, |cache| {
-            let cache = cache?;
-            let freed = cache.freed[class].pop();
-            freed.or_else(|| cache.ready[class].pop()).map(mark)
-        })
     }
 
     /// [`Heap::malloc`] at an address that is a multiple of `align`, a power of two up to 1 MiB.
@@ -348,55 +327,21 @@ impl Heap {
     /// `Invalid` if it is no block, or is free.
     #[inline]
     pub fn free(self, ptr: *mut u8) -> Result<()> {
-        match self.free_cached(ptr) {
+        let mine = (ptr as usize).wrapping_sub(self.0.base) < self.0.capacity;
+        match mine && cache::free(ptr) {
             true => Ok(()),
             false => self.free_slow(ptr),
         }
-    }
-
-    /// Frees a block if that takes no lock; else does nothing, and returns false. Does not unwind.
-    #[doc(hidden)]
-    #[inline]
-    pub fn free_cached(self, ptr: *mut u8) -> bool {
-        let inner = self.0;
-        let Some((slab, p)) = inner.slabs.find(ptr as usize) else {
-            return false;
-        };
-        // SAFETY: a state byte of the heap.
-        let byte = unsafe { state(p.state) };
-        let class = slab.class() as usize;
-        if byte.load(Relaxed) != ALLOCATED || !slab.is_scanned() || !inner.keeps || class >= CLASSES
-        {
-            return false;
-        }
-        cache::with(inner, |cache| {
-            let Some(cache) = cache else {
-                return false;
-            };
-            let freed = &mut cache.freed[class];
-            if freed.len() >= freed.capacity() {
-                return false;
-            }
-            byte.store(FREE, Relaxed);
-            compiler_fence(SeqCst);
-            if cache.stamp != inner.begun.load(Acquire) {
-                // It is in no list yet: as if it had not been freed.
-                byte.store(ALLOCATED, Relaxed);
-                return false;
-            }
-            freed.push(p);
-            true
-        })
     }
 
     #[cold]
     fn free_slow(self, ptr: *mut u8) -> Result<()> {
         let inner = self.0;
         self.check()?;
-        let Some((slab, p)) = inner.slabs.find(ptr as usize) else {
+        let Some((slab, p)) = inner.shared.slabs.find(ptr as usize) else {
             return Err(inner.no_block(ptr));
         };
-        inner.slabs.look(slab);
+        inner.shared.slabs.look(slab);
         // SAFETY: a state byte of the heap.
         let byte = unsafe { state(p.state) };
         if byte.load(Relaxed) != ALLOCATED {
@@ -438,7 +383,9 @@ impl Heap {
         let inner = self.0;
         if size <= MOST && align <= GRAIN {
             let class = class_of(size);
-            if let Some(p) = cache::with(inner, |cache| cache?.ready[class].pop()) {
+            // SAFETY: this thread's, and nothing below uses another one.
+            let cache = unsafe { cache::last_used(inner).as_mut() };
+            if let Some(p) = cache.and_then(|c| c.ready[class].pop()) {
                 return Ok(Block {
                     ptr: p.ptr,
                     state: p.state,
@@ -470,7 +417,7 @@ impl Heap {
 
     #[inline]
     fn find_any(self, ptr: *const u8) -> Result<Block> {
-        let slabs = &self.0.slabs;
+        let slabs = &self.0.shared.slabs;
         let Some((slab, p)) = slabs.find(ptr as usize) else {
             return Err(self.0.no_block(ptr));
         };
@@ -486,20 +433,24 @@ impl Heap {
     #[inline]
     pub fn give(self, block: Block) {
         let inner = self.0;
-        let (slab, p) = inner.slabs.find(block.ptr as usize).expect("it is a block");
+        let (slab, p) = inner
+            .shared
+            .slabs
+            .find(block.ptr as usize)
+            .expect("it is a block");
         if slab.class() == LARGE {
-            return inner.slabs.put_large(p, &*inner.space);
+            return inner.shared.slabs.put_large(p, &*inner.space);
         }
         let class = slab.class() as usize;
         cache::with(inner, |cache| {
             let Some(cache) = cache else {
-                return inner.slabs.put(class, &[p], &*inner.space);
+                return inner.shared.slabs.put(class, &[p], &*inner.space);
             };
             let ready = &mut cache.ready[class];
             ready.push(p);
             if ready.len() > kept(class) {
                 let back = ready.split_off(kept(class) / 2);
-                inner.slabs.put(class, &back, &*inner.space);
+                inner.shared.slabs.put(class, &back, &*inner.space);
             }
         });
     }
@@ -515,10 +466,10 @@ impl Heap {
         let _alone = mojim_undo::alone().ok_or_else(open)?;
         let inner = self.0;
         inner.check_whole()?;
-        let this = inner.begun.fetch_add(1, SeqCst) + 1;
+        let this = inner.shared.begun.fetch_add(1, SeqCst) + 1;
         // What other threads freed before they could see this number is in memory from here on.
         barrier();
-        inner.space.sync(&inner.slabs.mappings())?;
+        inner.space.sync(&inner.shared.slabs.mappings())?;
         inner.synced.fetch_max(this, SeqCst);
         inner.settle_freed(this);
         Ok(())
@@ -536,15 +487,15 @@ impl Heap {
         self.check()?;
         let inner = self.0;
         inner.check_whole()?;
-        for (i, span) in inner.slabs.mappings().into_iter().enumerate() {
+        for (i, span) in inner.shared.slabs.mappings().into_iter().enumerate() {
             if let Err(e) = inner.space.rollback(span) {
                 inner.torn.store(i > 0, SeqCst);
                 return Err(e);
             }
         }
-        inner.key.store(new_key(), SeqCst);
+        inner.shared.key.store(new_key(), SeqCst);
         lock(&inner.freed).clear();
-        let done = inner.slabs.begin_anew();
+        let done = inner.shared.slabs.begin_anew();
         done.map_err(|e| {
             inner.torn.store(true, SeqCst);
             inner.name.damaged(e)
@@ -698,7 +649,7 @@ impl Inner {
     #[cold]
     fn no_block(&self, ptr: *const u8) -> Error {
         let offset = (ptr as usize).wrapping_sub(self.base);
-        let why = match (offset < self.capacity, self.slabs.find(ptr as usize)) {
+        let why = match (offset < self.capacity, self.shared.slabs.find(ptr as usize)) {
             (false, _) => "does not lie in it",
             (true, None) => "begins no block",
             (true, Some(_)) => "is free: it was freed before, or never handed out",
@@ -720,7 +671,7 @@ impl Inner {
             }
             Wanted::Large(units, align) => {
                 let fits = |f: &Freed| {
-                    let found = self.slabs.find(f.blocks[0].ptr as usize);
+                    let found = self.shared.slabs.find(f.blocks[0].ptr as usize);
                     let (slab, p) = found.expect("it is a block");
                     let aligned = (p.ptr as usize).is_multiple_of(align * UNIT);
                     let has = slab.size() / UNIT;
@@ -738,20 +689,20 @@ impl Inner {
         let class = match *wanted {
             Wanted::Class(c) => c,
             Wanted::Large(units, align) => {
-                return self.slabs.take_large(units, align, &*self.space);
+                return self.shared.slabs.take_large(units, align, &*self.space);
             }
         };
         cache::with(self, |cache| {
             let Some(cache) = cache else {
                 let mut one = Vec::with_capacity(1);
-                self.slabs.take(class, 1, &mut one, &*self.space)?;
+                self.shared.slabs.take(class, 1, &mut one, &*self.space)?;
                 return Ok(one[0]);
             };
             self.settle_cache(cache);
             let ready = &mut cache.ready[class];
             if ready.is_empty() {
                 let want = (kept(class) / 2).max(1);
-                self.slabs.take(class, want, ready, &*self.space)?;
+                self.shared.slabs.take(class, want, ready, &*self.space)?;
             }
             Ok(ready.pop().expect("there was one, or an error"))
         })
@@ -760,7 +711,7 @@ impl Inner {
     /// A block that was freed outside a transaction.
     #[inline]
     fn put_freed(&'static self, class: u8, p: Place) {
-        let begun = self.begun.load(Acquire);
+        let begun = self.shared.begun.load(Acquire);
         cache::with(self, |cache| match cache {
             Some(cache) if class != LARGE => {
                 if cache.stamp != begun {
@@ -795,7 +746,7 @@ impl Inner {
     /// and not covered by one goes where all threads find it.
     fn settle_cache(&self, cache: &mut Cache) {
         let covered = cache.stamp < self.synced.load(Acquire);
-        if !covered && cache.stamp == self.begun.load(Acquire) {
+        if !covered && cache.stamp == self.shared.begun.load(Acquire) {
             return;
         }
         for class in 0..CLASSES {
@@ -810,7 +761,7 @@ impl Inner {
             let room = kept(class).saturating_sub(cache.ready[class].len());
             let back = blocks.split_off(room.min(blocks.len()));
             cache.ready[class].append(&mut blocks);
-            self.slabs.put(class, &back, &*self.space);
+            self.shared.slabs.put(class, &back, &*self.space);
         }
     }
 
@@ -821,8 +772,8 @@ impl Inner {
         drop(all);
         for f in done {
             match f.class {
-                LARGE => self.slabs.put_large(f.blocks[0], &*self.space),
-                c => self.slabs.put(c as usize, &f.blocks, &*self.space),
+                LARGE => self.shared.slabs.put_large(f.blocks[0], &*self.space),
+                c => self.shared.slabs.put(c as usize, &f.blocks, &*self.space),
             }
         }
     }
@@ -843,11 +794,14 @@ impl Inner {
             return Ok(());
         }
         let _changes = lock(&CHANGES);
-        let new = self.slabs.new_chunks(u64::MAX);
+        let new = self.shared.slabs.new_chunks(u64::MAX);
         for c in new.map_err(|e| self.name.damaged(e))? {
             let at = (self.base + c.offset as usize) as *mut u8;
             self.space.map(c.offset, c.len as usize, at)?;
-            self.slabs.adopt(c).map_err(|e| self.name.damaged(e))?;
+            self.shared
+                .slabs
+                .adopt(c)
+                .map_err(|e| self.name.damaged(e))?;
         }
         Ok(())
     }
@@ -855,8 +809,15 @@ impl Inner {
 
 impl Keeper for Inner {
     #[inline(always)]
-    fn key(&self) -> u64 {
-        self.key.load(Relaxed)
+    fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    fn handle(&self) -> usize {
+        match self.exact || self.read_only {
+            true => 0,
+            false => std::ptr::from_ref(self) as usize,
+        }
     }
 
     fn take_back(&self, cache: &mut Cache) {
@@ -866,7 +827,7 @@ impl Keeper for Inner {
         for class in 0..CLASSES {
             let ready = std::mem::take(&mut cache.ready[class]);
             if !ready.is_empty() {
-                self.slabs.put(class, &ready, &*self.space);
+                self.shared.slabs.put(class, &ready, &*self.space);
             }
             let freed = std::mem::take(&mut cache.freed[class]);
             if !freed.is_empty() {
@@ -956,13 +917,14 @@ impl Name {
             capacity,
             exact: exact == Some(true),
             read_only: exact.is_none(),
-            keeps: exact == Some(false),
-            slabs,
+            shared: Shared {
+                key: AtomicU64::new(new_key()),
+                begun: AtomicU64::new(0),
+                slabs,
+            },
             freed: Mutex::default(),
             roots: Mutex::default(),
-            begun: AtomicU64::new(0),
             synced: AtomicU64::new(0),
-            key: AtomicU64::new(new_key()),
             closed: AtomicBool::new(false),
             torn: AtomicBool::new(false),
         })))

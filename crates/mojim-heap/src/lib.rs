@@ -7,7 +7,7 @@
 //! commit their own bytes alone; and a crash leaks nothing, since blocks in the caches of
 //! threads are free on disk.
 //!
-//! Layers, from the ground: `classes`, `table`, `tls`, `addresses`, `space`; `slabs`, `check`;
+//! Layers, from the ground: `classes`, `table`, `tls`, `addresses`, `space`; `slabs`, `check`; `moved`;
 //! `cache`; `heap`.
 
 mod addresses;
@@ -15,13 +15,17 @@ mod cache;
 mod check;
 mod classes;
 mod heap;
+mod moved;
 mod slabs;
 mod space;
 mod table;
 mod tls;
 
+#[doc(hidden)]
+pub use cache::{free as free_cached, malloc as malloc_cached};
 pub use check::{ClassReport, HeapReport, check};
 pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions};
 pub use mojim_format::heap::{ALLOCATED, FREE};
+pub use moved::{Moved, move_heap};
 #[doc(hidden)]
 pub use space::{Space, Span};

@@ -60,6 +60,8 @@ pub struct Slab {
     /// Bits that are set. Changed under the class's lock.
     free: AtomicU32,
     class: AtomicU8,
+    /// The class, once the state bytes were looked at, if blocks of it can be in caches.
+    cached: AtomicU8,
     scanned: AtomicBool,
     /// It is among the class's `partial`.
     listed: AtomicBool,
@@ -79,32 +81,28 @@ impl Slab {
         self.size.load(Relaxed)
     }
 
-    /// Whether its state bytes were looked at.
-    #[inline]
-    pub fn is_scanned(&self) -> bool {
-        self.scanned.load(Acquire)
-    }
-
     /// The class of its blocks, or [`LARGE`].
     #[inline]
     pub fn class(&self) -> u8 {
         self.class.load(Relaxed)
     }
 
+    /// The block that begins at `ptr`, which lies in the slab; or one behind the last, whose state
+    /// byte is 0.
+    #[inline(always)]
+    fn index_of(&self, ptr: usize) -> Option<usize> {
+        let offset = ptr - self.start.load(Relaxed);
+        // Exact: grains below 2^16, divided by less than 2^12. Of a large block it is 0.
+        let reciprocal = self.reciprocal.load(Relaxed);
+        let i = (((offset / GRAIN) as u64).wrapping_mul(reciprocal) >> 32) as usize;
+        (i * self.size() == offset).then_some(i)
+    }
+
     /// The block that begins at `ptr`, which lies in the slab.
     #[inline]
     fn block_at(&self, ptr: usize) -> Option<usize> {
-        let offset = ptr - self.start.load(Relaxed);
-        let i = match self.class() {
-            LARGE => 0,
-            // Exact: grains below 2^16, divided by less than 2^12.
-            _ => {
-                let reciprocal = self.reciprocal.load(Relaxed);
-                (((offset / GRAIN) as u64 * reciprocal) >> 32) as usize
-            }
-        };
-        let begins = i * self.size() == offset && i < self.blocks.load(Relaxed) as usize;
-        begins.then_some(i)
+        let i = self.index_of(ptr)?;
+        (i < self.blocks.load(Relaxed) as usize).then_some(i)
     }
 }
 
@@ -198,10 +196,12 @@ impl Slabs {
     /// Of a heap whose head and first chunk are mapped at `base`.
     pub fn new(base: usize, capacity: usize) -> Result<Slabs> {
         let units = capacity / UNIT;
+        let slabs: Table<Slab> = Table::new(units / FEWEST + 2)?;
+        slabs[0].cached.store(NO_CLASS, Relaxed);
         Ok(Slabs {
             base,
             capacity,
-            slabs: Table::new(units / FEWEST + 2)?,
+            slabs,
             of_unit: Table::new(units)?,
             bits: Table::new(units * STATES_PER_UNIT / 64)?,
             classes: [const {
@@ -283,6 +283,7 @@ impl Slabs {
             *lock(class) = Class::default();
         }
         self.slabs.clear();
+        self.slabs[0].cached.store(NO_CLASS, Relaxed);
         self.of_unit.clear();
         self.bits.clear();
         chunks.into_iter().try_for_each(|c| self.adopt(c))
@@ -313,8 +314,12 @@ impl Slabs {
         slab.states
             .store(self.at(chunk.states_at(unit)) as usize, Relaxed);
         slab.size.store(size, Relaxed);
-        slab.reciprocal
-            .store((1u64 << 32).div_ceil(grains), Relaxed);
+        let reciprocal = match e.class {
+            LARGE => 0,
+            _ => (1u64 << 32).div_ceil(grains),
+        };
+        slab.reciprocal.store(reciprocal, Relaxed);
+        slab.cached.store(NO_CLASS, Relaxed);
         slab.blocks.store(blocks as u32, Relaxed);
         slab.free.store(0, Relaxed);
         slab.class.store(e.class, Relaxed);
@@ -349,6 +354,32 @@ impl Slabs {
             state: (slab.states.load(Relaxed) + i) as *mut u8,
         };
         Some((slab, place))
+    }
+
+    /// The block that begins at `ptr`, with its class, if such blocks can be in caches and the slab was
+    /// looked at. It may be one behind the slab's last, whose state byte is 0.
+    #[inline(always)]
+    pub fn find_cached(&self, ptr: usize) -> Option<(usize, Place)> {
+        let offset = ptr.wrapping_sub(self.base);
+        if offset >= self.capacity {
+            return None;
+        }
+        // SAFETY: there is a number for each unit of the capacity, and a slab for each number. That of
+        // number 0, for units in no slab, has no class.
+        let slab = unsafe {
+            let id = self.of_unit.at(offset / UNIT).load(Relaxed);
+            self.slabs.at(id as usize)
+        };
+        let class = slab.cached.load(Acquire) as usize;
+        if class >= CLASSES {
+            return None;
+        }
+        let state = slab.states.load(Relaxed) + slab.index_of(ptr)?;
+        let place = Place {
+            ptr: ptr as *mut u8,
+            state: state as *mut u8,
+        };
+        Some((class, place))
     }
 
     /// To be called before a state byte of the slab is changed.
@@ -392,6 +423,7 @@ impl Slabs {
             }
         }
         slab.free.store(free, Relaxed);
+        slab.cached.store(slab.class(), Release);
         slab.scanned.store(true, Release);
         self.list(class, slab);
     }
@@ -556,6 +588,7 @@ impl Slabs {
             self.word(slab, i).0.store(0, Relaxed);
         }
         slab.class.store(NO_CLASS, Relaxed);
+        slab.cached.store(NO_CLASS, Relaxed);
         slab.listed.store(false, Relaxed);
         for u in first..first + len {
             self.of_unit[u].store(0, Release);

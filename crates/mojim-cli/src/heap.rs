@@ -1,0 +1,324 @@
+//! `mojim heap`: what is in a persistent heap, whether it is sound, and other addresses for it.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mojim::{MapFlags, Volume, msync};
+use mojim_heap::{HeapReport, check, move_heap};
+use serde_json::{Value, json};
+
+use crate::ask::load;
+use crate::failure::{Done, Failure};
+use crate::output;
+
+/// How often a file that a program may be changing is read, before what is found counts.
+const LOOKS: u32 = 5;
+const BETWEEN: Duration = Duration::from_millis(300);
+
+/// Look into persistent heaps, and give them other addresses.
+#[derive(clap::Args)]
+pub struct HeapCommand {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    Info(Info),
+    Check(Check),
+    Move(Move),
+}
+
+/// What is in a heap: its addresses, roots, and blocks by size.
+///
+/// Reads the file as the node has it on disk: the last sync points of a program that runs may not
+/// be in it yet.
+#[derive(clap::Args)]
+struct Info {
+    /// The heap's file, in the volume's directory of a node, or a copy of it.
+    file: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Check that a heap is sound: its head, its slab tables, the states of its blocks, its roots.
+///
+/// Exit code 1 if it is not. It may be used meanwhile: what looks wrong is read again, some times,
+/// since the file may be in the middle of a change.
+#[derive(clap::Args)]
+struct Check {
+    /// The heap's file, in the volume's directory of a node, or a copy of it.
+    file: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Give a heap other addresses, where a program cannot have those that it has.
+///
+/// Attaches to the volume, so no program may be. In all allocated blocks, every aligned word of eight bytes
+/// whose value is an address of the heap is changed with it: pointers that a program keeps in another
+/// form (packed, compressed, as a difference) are not found, and a number that has such a value by
+/// chance is changed. All of it is one sync point.
+#[derive(clap::Args)]
+struct Move {
+    /// The heap's file, by its name in the volume.
+    file: String,
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The node, which must be the volume's primary.
+    #[arg(long, value_name = "NODE")]
+    name: String,
+    /// The volume, if the configuration has several.
+    #[arg(long, value_name = "VOLUME")]
+    volume: Option<String>,
+    /// The new first address, as 0x200000000000: a multiple of 1 MiB.
+    #[arg(long, value_name = "ADDRESS", value_parser = number)]
+    to: u64,
+    /// Bytes of addresses that it may take from now on [default: as before].
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    capacity: Option<u64>,
+    /// Only say how much would change.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(&hex.replace('_', ""), 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|e| e.to_string())
+}
+
+/// A file's bytes, mapped.
+struct Bytes {
+    at: *mut std::ffi::c_void,
+    len: usize,
+}
+
+impl Bytes {
+    fn of(path: &Path) -> Result<Bytes, Failure> {
+        let failed =
+            |e: &dyn std::fmt::Display| Failure::failed(format!("{}: {e}", path.display()));
+        let file = File::open(path).map_err(|e| failed(&e))?;
+        let len = file.metadata().map_err(|e| failed(&e))?.len() as usize;
+        if len == 0 {
+            return Err(failed(&"the file is empty: no heap"));
+        }
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        // SAFETY: a new mapping, at an address of the system's choice.
+        let at = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::PRIVATE,
+                &file,
+                0,
+            )
+        };
+        let at = at.map_err(|e| failed(&e))?;
+        Ok(Bytes { at, len })
+    }
+
+    fn slice(&self) -> &[u8] {
+        // SAFETY: mapped until `self` is dropped. A volume's file never becomes shorter under a heap;
+        // another file that does so ends this command, and nothing else.
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.len) }
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        // SAFETY: made in `of`, and not borrowed any more.
+        let _ = unsafe { rustix::mm::munmap(self.at, self.len) };
+    }
+}
+
+/// What is in a file; what is wrong is there each time that it is read.
+fn look(path: &Path) -> Result<HeapReport, Failure> {
+    let mut looks = 0;
+    loop {
+        looks += 1;
+        let found = check(Bytes::of(path)?.slice());
+        let sound = found.as_ref().is_ok_and(|r| r.problems.is_empty());
+        if sound || looks == LOOKS {
+            return found.map_err(|e| Failure::failed(format!("{}: {e}", path.display())));
+        }
+        std::thread::sleep(BETWEEN);
+    }
+}
+
+fn as_json(r: &HeapReport) -> Value {
+    let classes = r.classes.iter().map(|c| {
+        json!({"size": (c.size > 0).then_some(c.size), "slabs": c.slabs, "blocks": c.blocks,
+               "used": c.used, "bytes": c.bytes, "used_bytes": c.used_bytes})
+    });
+    let roots = r
+        .roots
+        .iter()
+        .map(|r| json!({"name": r.name, "type": r.kind, "address": format!("{:#x}", r.pointer)}));
+    json!({
+        "address": format!("{:#x}", r.base), "capacity": r.capacity, "size": r.size,
+        "chunks": r.chunks, "tables": r.tables, "used_blocks": r.used_blocks(),
+        "used_bytes": r.used_bytes(), "free": r.free, "longest_free": r.longest_free,
+        "classes": classes.collect::<Vec<_>>(), "roots": roots.collect::<Vec<_>>(),
+        "problems": r.problems,
+    })
+}
+
+fn as_text(r: &HeapReport) -> String {
+    let mut t = String::new();
+    let slabs: u64 = r.classes.iter().map(|c| c.bytes).sum();
+    let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    // Writing to a string does not fail.
+    let _ = write!(
+        t,
+        "address   {:#x} to {:#x}, {} bytes of these in use\n\
+         blocks    {} allocated, {} bytes, {:.1} % of the slabs' {}\n\
+         free      {} bytes in no slab, the longest run {}\n\
+         tables    {} bytes, in {} chunks\n",
+        r.base,
+        r.base + r.capacity,
+        r.size,
+        r.used_blocks(),
+        r.used_bytes(),
+        percent(r.used_bytes(), slabs),
+        slabs,
+        r.free,
+        r.longest_free,
+        r.tables,
+        r.chunks
+    );
+    if !r.classes.is_empty() {
+        t += "\n  block size     slabs      blocks        used   used %\n";
+    }
+    for c in &r.classes {
+        let size = match c.size {
+            0 => "larger".to_owned(),
+            s => s.to_string(),
+        };
+        let used = percent(c.used, c.blocks);
+        let _ = writeln!(
+            t,
+            "{size:>12}{:>10}{:>12}{:>12}{used:>9.1}",
+            c.slabs, c.blocks, c.used
+        );
+    }
+    if !r.roots.is_empty() {
+        t += "\nroots\n";
+    }
+    for root in &r.roots {
+        let _ = writeln!(t, "  {}  {:#x}  {}", root.name, root.pointer, root.kind);
+    }
+    for p in &r.problems {
+        let _ = writeln!(t, "problem: {p}");
+    }
+    t
+}
+
+impl HeapCommand {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        match self.what {
+            What::Info(w) => w.run(),
+            What::Check(w) => w.run(),
+            What::Move(w) => w.run(),
+        }
+    }
+}
+
+impl Info {
+    fn run(self) -> Done {
+        let r = look(&self.file)?;
+        match self.json {
+            true => output::json(&as_json(&r))?,
+            false => output::text(&as_text(&r))?,
+        }
+        Ok(0)
+    }
+}
+
+impl Check {
+    fn run(self) -> Done {
+        let r = look(&self.file)?;
+        let sound = r.problems.is_empty();
+        if self.json {
+            output::json(&json!({"sound": sound, "problems": r.problems}))?;
+        } else if sound {
+            output::text(&format!(
+                "sound: {} blocks, {} roots\n",
+                r.used_blocks(),
+                r.roots.len()
+            ))?;
+        } else {
+            output::text(&(r.problems.join("\n") + "\n"))?;
+        }
+        Ok(u8::from(!sound))
+    }
+}
+
+impl Move {
+    fn run(self) -> Done {
+        let config = load(&self.config)?;
+        let volume = Volume::attach_with(&config, &self.name, self.volume.as_deref(), |_, _| {})?;
+        let moved = self.within(&volume);
+        let detached = volume.detach();
+        let report = moved?;
+        detached?;
+        match self.json {
+            true => output::json(&report)?,
+            false => output::text(&format!(
+                "{} {} pointers ({} of them not into a block) and {} roots\n",
+                if self.dry_run {
+                    "would change"
+                } else {
+                    "changed"
+                },
+                report["pointers"],
+                report["stray"],
+                report["roots"]
+            ))?,
+        }
+        Ok(0)
+    }
+
+    fn within(&self, volume: &Volume) -> Result<Value, Failure> {
+        let flags = MapFlags {
+            atomic: true,
+            read_only: self.dry_run,
+            ..MapFlags::default()
+        };
+        let m = volume.map(&self.file, 0, flags)?;
+        // SAFETY: the mapping has so many bytes, and stays until the volume is detached. The stores
+        // below go through the pointer, to words that are not read again.
+        let bytes = unsafe { std::slice::from_raw_parts(m.ptr, m.len) };
+        let found = check(bytes).map_err(|e| Failure::failed(format!("{}: {e}", self.file)))?;
+        let capacity = self.capacity.unwrap_or(found.capacity);
+        let mut changes: Vec<(usize, Vec<u8>)> = Vec::new();
+        let moved = move_heap(bytes, self.to, capacity, &mut |at, new| {
+            changes.push((at, new.to_vec()));
+        });
+        let moved = moved.map_err(|e| Failure::failed(format!("{}: {e}", self.file)))?;
+        if !self.dry_run {
+            for (at, new) in changes {
+                // SAFETY: inside the mapping, which nobody else uses, and `bytes` is not used any more.
+                unsafe { std::ptr::copy_nonoverlapping(new.as_ptr(), m.ptr.add(at), new.len()) };
+            }
+            msync(m.ptr, m.len)?;
+        }
+        Ok(
+            json!({"pointers": moved.pointers, "stray": moved.stray, "roots": moved.roots,
+                  "from": format!("{:#x}", found.base), "to": format!("{:#x}", self.to),
+                  "capacity": capacity, "changed": !self.dry_run}),
+        )
+    }
+}
