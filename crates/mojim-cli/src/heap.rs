@@ -1,12 +1,10 @@
 //! `mojim heap`: what is in a persistent heap, whether it is sound, and other addresses for it.
 
-use std::fmt::Write;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mojim::{MapFlags, Volume, msync};
-use mojim_heap::{HeapReport, check, move_heap};
+use mojim_heap::{HeapReport, check, check_file, move_heap};
 use serde_json::{Value, json};
 
 use crate::ask::load;
@@ -98,60 +96,15 @@ fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|e| e.to_string())
 }
 
-/// A file's bytes, mapped.
-struct Bytes {
-    at: *mut std::ffi::c_void,
-    len: usize,
-}
-
-impl Bytes {
-    fn of(path: &Path) -> Result<Bytes, Failure> {
-        let failed =
-            |e: &dyn std::fmt::Display| Failure::failed(format!("{}: {e}", path.display()));
-        let file = File::open(path).map_err(|e| failed(&e))?;
-        let len = file.metadata().map_err(|e| failed(&e))?.len() as usize;
-        if len == 0 {
-            return Err(failed(&"the file is empty: no heap"));
-        }
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        // SAFETY: a new mapping, at an address of the system's choice.
-        let at = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ,
-                MapFlags::PRIVATE,
-                &file,
-                0,
-            )
-        };
-        let at = at.map_err(|e| failed(&e))?;
-        Ok(Bytes { at, len })
-    }
-
-    fn slice(&self) -> &[u8] {
-        // SAFETY: mapped until `self` is dropped. A volume's file never becomes shorter under a heap;
-        // another file that does so ends this command, and nothing else.
-        unsafe { std::slice::from_raw_parts(self.at.cast(), self.len) }
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: made in `of`, and not borrowed any more.
-        let _ = unsafe { rustix::mm::munmap(self.at, self.len) };
-    }
-}
-
 /// What is in a file; what is wrong is there each time that it is read.
 fn look(path: &Path) -> Result<HeapReport, Failure> {
     let mut looks = 0;
     loop {
         looks += 1;
-        let found = check(Bytes::of(path)?.slice());
+        let found = check_file(path);
         let sound = found.as_ref().is_ok_and(|r| r.problems.is_empty());
         if sound || looks == LOOKS {
-            return found.map_err(|e| Failure::failed(format!("{}: {e}", path.display())));
+            return Ok(found?);
         }
         std::thread::sleep(BETWEEN);
     }
@@ -175,56 +128,6 @@ fn as_json(r: &HeapReport) -> Value {
     })
 }
 
-fn as_text(r: &HeapReport) -> String {
-    let mut t = String::new();
-    let slabs: u64 = r.classes.iter().map(|c| c.bytes).sum();
-    let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
-    // Writing to a string does not fail.
-    let _ = write!(
-        t,
-        "address   {:#x} to {:#x}, {} bytes of these in use\n\
-         blocks    {} allocated, {} bytes, {:.1} % of the slabs' {}\n\
-         free      {} bytes in no slab, the longest run {}\n\
-         tables    {} bytes, in {} chunks\n",
-        r.base,
-        r.base + r.capacity,
-        r.size,
-        r.used_blocks(),
-        r.used_bytes(),
-        percent(r.used_bytes(), slabs),
-        slabs,
-        r.free,
-        r.longest_free,
-        r.tables,
-        r.chunks
-    );
-    if !r.classes.is_empty() {
-        t += "\n  block size     slabs      blocks        used   used %\n";
-    }
-    for c in &r.classes {
-        let size = match c.size {
-            0 => "larger".to_owned(),
-            s => s.to_string(),
-        };
-        let used = percent(c.used, c.blocks);
-        let _ = writeln!(
-            t,
-            "{size:>12}{:>10}{:>12}{:>12}{used:>9.1}",
-            c.slabs, c.blocks, c.used
-        );
-    }
-    if !r.roots.is_empty() {
-        t += "\nroots\n";
-    }
-    for root in &r.roots {
-        let _ = writeln!(t, "  {}  {:#x}  {}", root.name, root.pointer, root.kind);
-    }
-    for p in &r.problems {
-        let _ = writeln!(t, "problem: {p}");
-    }
-    t
-}
-
 impl HeapCommand {
     /// Runs it.
     pub fn run(self) -> Done {
@@ -241,7 +144,7 @@ impl Info {
         let r = look(&self.file)?;
         match self.json {
             true => output::json(&as_json(&r))?,
-            false => output::text(&as_text(&r))?,
+            false => output::text(&r.to_string())?,
         }
         Ok(0)
     }

@@ -3,6 +3,11 @@
 //! Owns what `mojim heap check` and `mojim heap info` say. It never writes, and trusts nothing
 //! that it reads.
 
+use std::fmt;
+use std::fs::File;
+use std::path::Path;
+
+use mojim_env::{Context, Error, Result};
 use mojim_format::FormatError;
 use mojim_format::bytes::u64_at;
 use mojim_format::heap::{
@@ -161,6 +166,94 @@ impl HeapReport {
             }
         }
     }
+}
+
+impl fmt::Display for HeapReport {
+    /// Lines for people.
+    fn fmt(&self, t: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slabs: u64 = self.classes.iter().map(|c| c.bytes).sum();
+        let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+        let end = self.base + self.capacity;
+        let used = (self.used_blocks(), self.used_bytes());
+        let share = percent(used.1, slabs);
+        writeln!(
+            t,
+            "address   {:#x} to {end:#x}, {} bytes of these in use",
+            self.base, self.size
+        )?;
+        writeln!(
+            t,
+            "blocks    {} allocated, {} bytes, {share:.1} % of the slabs' {slabs}",
+            used.0, used.1
+        )?;
+        writeln!(
+            t,
+            "free      {} bytes in no slab, the longest run {}",
+            self.free, self.longest_free
+        )?;
+        writeln!(
+            t,
+            "tables    {} bytes, in {} chunks",
+            self.tables, self.chunks
+        )?;
+        if !self.classes.is_empty() {
+            writeln!(
+                t,
+                "\n  block size     slabs      blocks        used   used %"
+            )?;
+        }
+        for c in &self.classes {
+            let size = match c.size {
+                0 => "larger".to_owned(),
+                s => s.to_string(),
+            };
+            let used = percent(c.used, c.blocks);
+            writeln!(
+                t,
+                "{size:>12}{:>10}{:>12}{:>12}{used:>9.1}",
+                c.slabs, c.blocks, c.used
+            )?;
+        }
+        if !self.roots.is_empty() {
+            writeln!(t, "\nroots")?;
+        }
+        for r in &self.roots {
+            writeln!(t, "  {}  {:#x}  {}", r.name, r.pointer, r.kind)?;
+        }
+        self.problems
+            .iter()
+            .try_for_each(|p| writeln!(t, "problem: {p}"))
+    }
+}
+
+/// [`check`] of a file.
+///
+/// # Errors
+/// If it cannot be read, and as [`check`].
+pub fn check_file(path: &Path) -> Result<HeapReport> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let what = || format!("{}", path.display());
+    let file = File::open(path).context(what)?;
+    let len = file.metadata().context(what)?.len() as usize;
+    if len == 0 {
+        return Err(Error::Damaged {
+            path: path.into(),
+            what: "it is empty: no heap".into(),
+        });
+    }
+    let null = std::ptr::null_mut();
+    // SAFETY: a new mapping, at an address of the system's choice.
+    let at = unsafe { mmap(null, len, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
+    let at = at.map_err(std::io::Error::from).context(what)?;
+    // SAFETY: just mapped, and unmapped below. A heap's file never becomes shorter; another file that
+    // does ends this process.
+    let found = check(unsafe { std::slice::from_raw_parts(at.cast(), len) });
+    // SAFETY: as above; what was found borrows nothing of it.
+    let _ = unsafe { munmap(at, len) };
+    found.map_err(|e| Error::Damaged {
+        path: path.into(),
+        what: e.to_string(),
+    })
 }
 
 /// The blocks of a sound heap that are allocated: where in the file each lies, and its bytes.

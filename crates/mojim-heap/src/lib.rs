@@ -23,7 +23,7 @@ mod tls;
 
 #[doc(hidden)]
 pub use cache::{free as free_cached, malloc as malloc_cached};
-pub use check::{ClassReport, HeapReport, check};
+pub use check::{ClassReport, HeapReport, check, check_file};
 pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions};
 pub use mojim_format::heap::{ALLOCATED, FREE};
 pub use moved::{Moved, move_heap};
