@@ -59,6 +59,16 @@ pub extern "C-unwind" fn _ITM_commitTransactionEH(_exception: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _ITM_abortTransaction(reason: c_int) -> ! {
     let log = log();
+    // SAFETY: the calling thread's own log.
+    if unsafe { log.as_ref() }.is_none_or(|l| l.depth == 0) {
+        // The call does not return, and there is no begin to go back to. A compiler that makes it is
+        // wrong (gcc 12 does so at -O0, see docs/transactions.md).
+        let text =
+            b"mojim: a transaction is cancelled where none is open: the program cannot go on\n";
+        // Nothing can be done if that fails.
+        let _ = std::io::stderr().write_all(text);
+        std::process::abort();
+    }
     // SAFETY: the calling thread's own log, in which the block is open: the frame of its begin
     // is there.
     unsafe {
