@@ -3,9 +3,9 @@ src/mojim/_abi.py, in which cffi has them parsed: `python declarations.py`.
 """
 
 import contextlib
+import io
 import os
 import pathlib
-import sys
 import tempfile
 
 from cffi import FFI
@@ -20,6 +20,7 @@ int mojim_detach(mojim_t *);
 int mojim_finish(mojim_t *);
 void *mojim_map(mojim_t *, const char *, size_t, int);
 int mojim_unmap(void *, size_t);
+int mojim_is_region(const void *);
 int mojim_msync(void *, size_t, int);
 struct msync_input { void *address; int length; };
 int gmsync(struct msync_input *, int, int);
@@ -47,7 +48,7 @@ def make():
     ffi.set_source("mojim._abi", None)
     with tempfile.TemporaryDirectory(dir=TARGET.parent) as directory:
         made = pathlib.Path(directory) / "_abi.py"
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(io.StringIO()):
             ffi.emit_python_code(str(made))
         # Others that look see no part of it.
         os.replace(made, TARGET)
