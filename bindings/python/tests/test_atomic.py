@@ -232,3 +232,148 @@ def test_threads_take_turns(volume):
     for t in threads:
         t.join()
     assert not wrong and a.sum() == 2000 and committed(volume).sum() == 2000
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("fails", ["inside", "behind", "around"])
+def test_mixed_nestings_leave_nothing_half_done(volume, outer, inner, fails):
+    """With and without arrays, one in the other: what is undone comes back by no saved copy, and
+    the next block commits nothing of it."""
+    a, b = volume.array("f", "i8", 4), volume.array("g", "i8", 4)
+    with pytest.raises(Trouble), volume.atomic(*([a, b] if outer else [])):
+        a[0] = b[0] = 1
+        with volume.atomic(*([a] if inner else [])):
+            a[1] = 2
+            with volume.atomic(*([] if inner else [a])):
+                a[2] = 3
+                if fails == "inside":
+                    raise Trouble
+            if fails == "behind":
+                raise Trouble
+        raise Trouble
+    assert not a.any() and not b.any()
+    with volume.atomic():
+        pass
+    assert not committed(volume).any() and not committed(volume, "g").any()
+
+
+def test_a_rollback_that_fails(volume, monkeypatch):
+    """Half a block is in the memory: no call commits it. A sync point refuses until a rollback
+    has succeeded, and once then; a block goes on."""
+    import types
+
+    import mojim._volume
+    from mojim._library import ffi
+
+    lib = mojim._volume.lib
+    a = volume.array("f", "i8", 4)
+    m = mojim.memmap("f", "i8", "r+", volume=volume)
+
+    def fails(*_):
+        ffi.errno = 110
+        return -1
+
+    def tear():
+        with monkeypatch.context() as patch:
+            patch.setattr(mojim._volume, "lib", types.SimpleNamespace(
+                mojim_msync=fails, mojim_last_error=lib.mojim_last_error))
+            with pytest.raises(mojim.Torn) as e, volume.atomic():
+                a[0] = 1
+                raise Trouble
+            assert not isinstance(e.value, mojim.TimedOut)
+            assert a[0] == 1
+            with pytest.raises(mojim.Torn):
+                mojim.msync(a)
+            for arrays in ([a], []):
+                with pytest.raises(mojim.Torn), volume.atomic(*arrays):
+                    pytest.fail("entered")
+            assert volume._block is None and not volume._lock.locked()
+
+    calls = [
+        volume.sync, m.flush, volume.map("f").sync,
+        lambda: mojim.msync(a[0:1]), lambda: mojim.gmsync(a[0:1], a[2:3]),
+        lambda: mojim.msync(a, wait=False),
+    ]
+    for call in calls:
+        tear()
+        with pytest.raises(mojim.Error, match="nothing was committed"):
+            call()
+        assert not a.any()
+        call()
+        assert not committed(volume).any()
+    tear()
+    with volume.atomic(a):
+        assert not a.any()
+        a[1] = 1
+    assert committed(volume).tolist() == [0, 1, 0, 0]
+    tear()
+    volume.rollback()
+    volume.sync()
+    assert committed(volume).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["detach", "with"])
+def test_another_thread_ends_the_volume_meanwhile(config, how):
+    """It is refused while a block is open: a block that ends well has committed."""
+    volume = mojim.attach(config, "a")
+    region = volume.map("f", 64)
+    refused = []
+
+    def ends():
+        try:
+            if how == "detach":
+                volume.detach()
+            else:
+                with volume:
+                    pass
+        except mojim.Busy as e:
+            refused.append(e)
+
+    with volume.atomic():
+        region[0] = 7
+        thread = threading.Thread(target=ends)
+        thread.start()
+        thread.join()
+    assert refused
+    volume.detach()
+    with mojim.attach(config, "a") as volume:
+        assert volume.map("f")[0] == 7
+
+
+def test_a_block_of_a_volume_that_is_gone_says_so(config):
+    """Whatever ended it: nothing was committed, so that the block fails."""
+    volume = mojim.attach(config, "a")
+    volume.map("f", 64)
+    with pytest.raises(mojim.Error, match="detached"), volume.atomic():
+        volume._block, block = None, volume._block
+        volume.detach()
+        volume._block = block
+    assert volume._block is None
+
+
+def test_an_exit_that_was_only_looked_at(volume):
+    """And `__enter__` and `__exit__` called by hand: the lock is free afterwards."""
+    a = volume.array("f", "i8", 4)
+    at = volume.atomic(a)
+    assert hasattr(at, "__exit__")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(at)
+        a[0] = 1
+    assert committed(volume)[0] == 1 and not volume._lock.locked()
+    kept = at.__exit__
+    with pytest.raises(Trouble), contextlib.ExitStack() as stack:
+        stack.enter_context(at)
+        a[0] = 2
+        raise Trouble
+    assert a[0] == 1 and not volume._lock.locked()
+    del kept
+    at.__enter__()
+    a[0] = 3
+    at.__exit__(None, None, None)
+    assert committed(volume)[0] == 3 and not volume._lock.locked()
+    with pytest.raises(RuntimeError, match="not entered"):
+        at.__exit__(None, None, None)
+    with at:
+        a[0] = 4
+    assert committed(volume)[0] == 4 and volume._block is None

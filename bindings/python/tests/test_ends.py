@@ -236,6 +236,82 @@ def test_an_interrupt_anywhere_in_a_block(volume, whole, fails):
     assert a[0] == 1000
 
 
+def test_a_detach_that_fails_leaves_no_address(program):
+    """The disk is full when the regions are gone already: what touches them gets an error, and no
+    SIGSEGV, and the volume can be attached again."""
+    program(
+        """
+import resource
+v = mojim.attach(config, 'a')
+r = v.map('f', 1 << 20)
+r[0:4] = b'kept'
+r[1000000:1000004] = b'kept'
+r.sync()
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+try:
+    v.detach()
+except mojim.Error as e:
+    print(e)
+else:
+    sys.exit('no error')
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+def refused(call):
+    try:
+        call()
+    except (ValueError, mojim.Error):
+        return
+    sys.exit('not refused')
+refused(lambda: r[0:4])
+refused(lambda: r.view())
+refused(lambda: v.array('f')[0])
+refused(v.sync)
+assert not v.attached
+v.detach()
+"""
+    )
+    program("v = mojim.attach(config, 'a')\nassert v.map('f')[0:4] == b'kept'\n")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_interrupt_of_a_commit_that_is_in_doubt(volume, monkeypatch, several):
+    """The mirror does not answer, and an interrupt comes, wherever: the stores are not undone."""
+    import types
+
+    import mojim._ranges
+    from mojim._library import ffi
+
+    a = volume.array("f", "i8", 4)
+    calls = []
+
+    def waits(*_):
+        calls.append(1)
+        ffi.errno = 110
+        return -1
+
+    monkeypatch.setattr(mojim._ranges, "_msync", waits)
+    monkeypatch.setattr(mojim._ranges, "lib", types.SimpleNamespace(
+        gmsync=waits, mojim_last_error=mojim._ranges.lib.mojim_last_error))
+    seen = set()
+    for at in range(1, 100000):
+        a[:] = 0
+        calls.clear()
+        interrupts = Interrupts(at)
+        sys.settrace(interrupts.trace)
+        try:
+            with volume.atomic(*((a[0:1], a[2:3]) if several else (a,))):
+                a[0] = 1
+        except (KeyboardInterrupt, mojim.TimedOut) as e:
+            seen.add((type(e), len(calls)))
+        finally:
+            sys.settrace(None)
+        assert a[0] == len(calls), at
+        assert volume._block is None and not volume._lock.locked(), at
+        if interrupts.left > 0:
+            break
+    assert seen == {(KeyboardInterrupt, 0), (KeyboardInterrupt, 1), (mojim.TimedOut, 1)}
+
+
 def test_an_interrupt_of_attach_map_and_detach(config):
     """Nothing is lost that nobody could end."""
     interrupted = 0
@@ -264,8 +340,7 @@ def test_a_real_interrupt(program):
     for _ in range(3):
         child = subprocess.Popen(
             program.command(
-                ATTACH + "print(flush=True)\n"
-                "try:\n    while True:\n        with v.atomic(a[0:1], a[5:6]):\n"
+                ATTACH + "try:\n    print(flush=True)\n    while True:\n        with v.atomic(a[0:1], a[5:6]):\n"
                 "            a[0] += 1\n            a[5] += 1\n"
                 "except KeyboardInterrupt:\n"
                 "    with v.atomic():\n        a[7] += 1\n    assert a[0] == a[5]\n"

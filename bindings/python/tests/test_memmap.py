@@ -82,6 +82,7 @@ def test_a_file_that_is_made_anew_is_zero(config):
         del a
     with mojim.attach(config, "a") as volume:
         a = mojim.memmap("f", "i8", "w+", shape=10)
+        # It was cut at once.
         assert a.tolist() == [0] * 10 and volume.size("f") == 80
         # The zeros are not committed yet.
         volume.rollback()

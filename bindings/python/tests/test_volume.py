@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import pathlib
 import pickle
 import random
 import threading
@@ -314,3 +315,50 @@ def test_without_numpy(program):
         "mojim.msync(m[0:2])\n"
         "assert r[0:4] == b'ab\\0\\7'\n"
     )
+
+
+def test_what_is_for_reading_stays_so(volume):
+    """NumPy's flag cannot be set on an array of a reader's region, nor on a memmap in mode "r"."""
+    region = volume.map("f", 64)
+    read = mojim.memmap("f", "i8", "r", volume=volume)
+    region.read_only = True
+    for a in (region.array("i8"), region.array("i8", (2, 2), 8, "F"), np.asarray(region), read):
+        assert not a.flags.writeable
+        for b in (a, a[:], a.view()):
+            with pytest.raises(ValueError):
+                b.flags.writeable = True
+    with pytest.raises(BufferError):
+        region.unmap()
+    del a, b, read
+    region.unmap()
+
+
+def test_a_volume_that_is_attached_in_another_way_is_busy(volume, config):
+    """A program that asks for a reader gets no writer, which it would not expect."""
+    for other in (mojim.attach_reader, mojim.join):
+        with pytest.raises(mojim.Busy, match="by mojim.attach"):
+            other(config, "a")
+    assert mojim.attach(config, "a") is volume
+
+
+def test_names_of_every_kind(volume):
+    """A name is text, bytes or a path, and the same file by each of them."""
+    path = pathlib.PurePosixPath
+    region = volume.map(path("a"), 8)
+    assert volume.map(b"a") is region and volume.map("a") is region
+    volume.rename(path("a"), b"b")
+    assert volume.map("b") is region and region.name == "b"
+    assert path("b") in volume and b"b" in volume and volume.size(path("b")) == 8
+    assert volume.array(b"b").size == mojim.memmap(path("b"), volume=volume).size == 8
+    region.unmap()
+    volume.remove(path("b"))
+    assert "b" not in volume
+
+
+def test_a_region_is_no_buffer(volume):
+    """What takes the buffer of an object keeps the object, and not always what the object has
+    given (NumPy does so): the mapping would not be held. `view` and `array` hold it."""
+    region = volume.map("f", 64)
+    with pytest.raises(TypeError):
+        np.ndarray(8, "i8", region)
+    assert not hasattr(mojim.Region, "__buffer__")

@@ -29,7 +29,7 @@ can import cffi, but each has its own list of what is attached, so a second one 
 
 from typing import TYPE_CHECKING, Any
 
-from ._library import Busy, Error, NotFound, Stale, TimedOut, __version__
+from ._library import Busy, Error, NotFound, Stale, TimedOut, Torn, __version__
 from ._ranges import gmsync, last_lsn, msync
 from ._volume import Region, Volume, attach, attach_reader, join
 
@@ -43,6 +43,7 @@ __all__ = [
     "Region",
     "Stale",
     "TimedOut",
+    "Torn",
     "Volume",
     "__version__",
     "attach",

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ._library import MS_INVALIDATE, Error, TimedOut, ffi, last_error, lib, once
+from ._library import Error, ffi, once
 from ._ranges import commit, span
 
 if TYPE_CHECKING:
@@ -44,11 +44,15 @@ class Block:
         self.everything = not arrays
         # An inner block without arrays has failed: only a rollback of everything undoes it.
         self.doomed = False
-        # [0] once the stores are to stay.
+        # What the commit's call returned, and its errno.
         self.results: list[Any] = []
+        self.begun = False
         self.exit: weakref.ref[_Exit] | None = None
+        # What made this block for an exit that was asked for, but may be called without `begin`.
+        self.atomic: weakref.ref[Atomic] | None = None
 
     def begin(self) -> None:
+        self.begun = True
         volume = self.volume
         volume._alive()
         around = volume._block
@@ -56,6 +60,9 @@ class Block:
             self.parent = around
         else:
             once(self.locked, volume._lock.acquire, True)
+            if volume._torn:
+                # Before this is the volume's block: if that fails, there is nothing to undo.
+                volume._mend()
         volume._block = self
         for array in self.arrays:
             self.remember(array)
@@ -78,6 +85,13 @@ class Block:
 
     def leave(self, kind: Any, value: Any, traceback: Any) -> None:
         """The exit of ``with``."""
+        if not self.begun:
+            # `atomic.__exit__` was looked up and called by hand.
+            atomic = None if self.atomic is None else self.atomic()
+            if atomic is None:
+                raise RuntimeError("this atomic block was not entered")
+            atomic._leave(kind, value, traceback)
+            return
         try:
             if kind is None:
                 self.commit()
@@ -89,6 +103,7 @@ class Block:
                 setattr(self.exit(), "__class__", _Ended)
 
     def commit(self) -> None:
+        self.volume._alive()
         parent = self.parent
         if parent is not None:
             parent.undo += self.undo
@@ -101,21 +116,25 @@ class Block:
             text = "rolled back: an exception has left an inner block without arrays"
             raise Error(errno.ECANCELED, text)
         ranges = self.volume._ranges() if self.everything else self.ranges
-        try:
-            commit(ranges, self.results)
-        except TimedOut:
-            # In doubt. The memory stays, and counts as changed.
-            self.results[:] = [0]
-            raise
+        commit(ranges, self.results)
+
+    def stays(self) -> bool:
+        """Whether the stores are to stay: committed, or in doubt (they count as changed)."""
+        results = self.results
+        return bool(results) and (results[0] == 0 or results[1] == errno.ETIMEDOUT)
 
     def end(self, last: bool = False) -> None:
         """Undoes what is not committed, and lets others in. Done again if it was
         interrupted, and then for the ``last`` time."""
         volume = self.volume
         try:
-            if volume._block is self and self.results != [0]:
+            if volume._block is self and not self.stays():
                 self.put_back()
             last = True
+        except Error:
+            # The volume is torn, and its next use rolls back.
+            last = True
+            raise
         finally:
             if last:
                 if volume._block is self:
@@ -128,10 +147,10 @@ class Block:
         if self.everything or self.doomed:
             if self.parent is not None:
                 self.parent.doomed = True
-                return
-            for address, length in self.volume._ranges():
-                if lib.mojim_msync(address, length, MS_INVALIDATE) != 0:
-                    raise last_error()
+            elif self.volume._handle is not None:
+                # The copies are not put back: they may hold what an outer block had stored.
+                self.volume.rollback()
+            return
         for target, key, saved in reversed(self.undo):
             target[key] = saved
 
@@ -156,6 +175,7 @@ class _Exits:
             # contextlib.ExitStack asks the class.
             return Atomic._leave
         atomic._next = run = Block(atomic._volume, atomic._arrays)
+        run.atomic = weakref.ref(atomic)
         exit = _Exit(Block.leave, run)
         run.exit = weakref.ref(exit)
         return exit
@@ -170,17 +190,28 @@ class Atomic:
         self._volume = volume
         self._arrays = arrays
         self._next: Block | None = None
+        # The runs that nobody has an exit of; and the last that somebody has.
         self._without: list[Block] = []
+        self._last: weakref.ref[Block] | None = None
 
     def __enter__(self) -> None:
         run, self._next = self._next, None
-        if run is None:
+        if run is None or run.exit is None or run.exit() is None:
+            # Not by `with`, but its exit may have been looked at before.
             run = Block(self._volume, self._arrays)
             self._without.append(run)
+        else:
+            self._last = weakref.ref(run)
         run.begin()
 
     def _leave(self, kind: Any, value: Any, traceback: Any) -> None:
-        run = self._without.pop()
+        run = None
+        if self._without:
+            run = self._without.pop()
+        elif self._last is not None:
+            run, self._last = self._last(), None
+        if run is None:
+            raise RuntimeError("this atomic block was not entered")
         try:
             run.leave(kind, value, traceback)
         finally:

@@ -52,6 +52,12 @@ class TimedOut(Error, TimeoutError):
     at all. Its bytes stay in memory and count as changed; commit again."""
 
 
+class Torn(Error):
+    """A rollback failed (``__cause__`` says why; ``errno`` is its number), so that the memory may
+    hold a part of an atomic block. Nothing of the volume can be committed until a rollback
+    succeeds: each call that would commit tries that first."""
+
+
 _KINDS = {
     errno.EBUSY: Busy,
     errno.ENOENT: NotFound,

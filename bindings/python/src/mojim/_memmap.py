@@ -25,9 +25,10 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
     """An array over a file of a volume, without a copy; arguments as of ``numpy.memmap``.
 
     ``mode``: ``"r"`` and ``"r+"``, a file that is there, for reading, or also for storing (with
-    a ``shape`` beyond its end it grows); ``"w+"``, a file that is made, or filled with zeros;
-    ``"c"``, a copy in memory, of which nothing is kept. ``volume``: where the file is; may be left
-    out where one volume is attached.
+    a ``shape`` beyond its end it grows); ``"w+"``, a file that is made, or filled with zeros (a
+    longer one is cut at once, and durably: only the zeros wait for the first flush); ``"c"``, a
+    copy in memory, of which nothing is kept. ``volume``: where the file is; may be left out where
+    one volume is attached.
 
     >>> a = mojim.memmap("data", dtype="f4", mode="w+", shape=(3, 4))
     >>> a[1] = 2.5
@@ -42,7 +43,7 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
 
     def __new__(
         cls,
-        file: str | os.PathLike[str],
+        file: str | bytes | os.PathLike[Any],
         dtype: Any = numpy.uint8,
         mode: Mode = "r+",
         offset: int = 0,
@@ -56,7 +57,7 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
             raise ValueError(f"mode must be one of {sorted(_MODES.values())}, not {mode!r}")
         if mode_ == "w+" and shape is None:
             raise ValueError("shape must be given with mode 'w+'")
-        volume, file = volume or the_only(), os.fspath(file)
+        volume, file = volume or the_only(), os.fsdecode(file)
         kind = _plain(dtype)
         size = None
         if shape is not None:
@@ -69,14 +70,12 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
         region = volume.map(file, size, create=mode_ == "w+")
         if shape is None and (region.size - offset) % kind.itemsize:
             raise ValueError("the size of the file is no multiple of that of the dtype")
-        array = region.array(kind, shape, offset, order)
+        array = region._array(kind, shape, offset, order, region.read_only or mode_ == "r")
         if mode_ == "c":
             array = array.copy(order)
         self = array.view(cls)
         if mode_ == "w+":
             self.fill(numpy.zeros((), kind)[()])
-        if mode_ == "r":
-            self.flags.writeable = False
         self.mode, self.offset = mode_, offset
         return self
 

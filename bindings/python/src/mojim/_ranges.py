@@ -5,15 +5,35 @@ A range is an address (a cffi pointer, or what keeps an exported buffer alive) a
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
-from ._library import MS_ASYNC, MS_SYNC, ffi, last_error, lib, once
+from ._library import MS_ASYNC, MS_SYNC, Error, ffi, last_error, lib, once
+
+if TYPE_CHECKING:
+    from ._volume import Volume
 
 #: The largest range of one entry of gmsync, whose length is an int.
 PIECE = 1 << 30
 
 _msync = lib.mojim_msync
 _from_buffer = ffi.from_buffer
+_errno = attrgetter("errno")
+
+#: Volumes whose last rollback has not succeeded (yet): their memory may hold a part of a block.
+torn: list[Volume] = []
+
+
+def refuse_torn(ranges: list[tuple[Any, int]]) -> None:
+    """Fails if the memory that is to be committed is that of a torn volume, which it rolls back
+    (:class:`Torn` if that fails again). What the caller has stored since is gone then, so
+    that this call must not succeed."""
+    for volume in list(torn):
+        if volume._has_any(ranges) and volume._mend():
+            text = "rolled back, as an earlier rollback had failed: nothing was committed"
+            raise Error(errno.ECANCELED, text)
 
 
 def span(array: Any) -> tuple[Any, int]:
@@ -44,20 +64,23 @@ def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
 
 
 def commit(ranges: list[tuple[Any, int]], results: list[Any]) -> None:
-    """Commits ranges together. Puts 0 into ``results`` in the same step."""
+    """Commits ranges together. Puts the call's result and errno into ``results`` in the same
+    step (as `once` does)."""
+    if torn:
+        refuse_torn(ranges)
     if len(ranges) == 1 and ranges[0][1]:
         [(address, length)] = ranges
-        # As `once`.
-        results.extend(map(_msync, (address,), (length,), (MS_SYNC,)))
-        done = results[-1]
+        call = map(_msync, (address,), (length,), (MS_SYNC,))
+        results.extend(chain(call, map(_errno, (ffi,))))
     else:
         parts = [p for r in ranges for p in pieces(*r)]
         if parts:
             inputs = ffi.new("struct msync_input[]", parts)
-            done = once(results, lib.gmsync, inputs, len(parts), MS_SYNC)
+            call = map(lib.gmsync, (inputs,), (len(parts),), (MS_SYNC,))
+            results.extend(chain(call, map(_errno, (ffi,))))
         else:
-            done = once(results, int, 0)
-    if done != 0:
+            once(results, int, 0)
+    if results[0] != 0:
         raise last_error()
 
 
@@ -77,6 +100,8 @@ def msync(array: Any, wait: bool = True) -> None:
         length = len(data)
     except (BufferError, ValueError):
         data, length = span(array)
+    if torn:
+        refuse_torn([(data, length)])
     if length and _msync(data, length, MS_SYNC if wait else MS_ASYNC) != 0:
         raise last_error()
 

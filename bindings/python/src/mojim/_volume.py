@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._atomic import Atomic, Block
 from ._library import ATOMIC, CREATE, MS_ASYNC, MS_INVALIDATE, MS_SYNC, RDONLY, SHARED
-from ._library import Error, NotFound, error, ffi, last_error, lib, once
-from ._ranges import commit, pieces
+from ._library import Error, NotFound, Stale, Torn, error, ffi, last_error, lib, once
+from ._ranges import commit, pieces, refuse_torn, torn
 
 if TYPE_CHECKING:
     import numpy
@@ -88,9 +88,6 @@ class Region:
         """The memory, as bytes, without a copy."""
         return self._export()
 
-    def __buffer__(self, flags: int) -> memoryview:
-        return self._export()
-
     def __getitem__(self, key: int | slice) -> int | bytes:
         with self._export() as view:
             return bytes(view[key]) if isinstance(key, slice) else view[key]
@@ -109,12 +106,22 @@ class Region:
         """A NumPy array over the memory, without a copy, from byte ``offset`` on; without a
         ``shape`` as long as the region allows. While it, or a view of it, is alive, the
         region stays mapped."""
+        return self._array(dtype, shape, offset, order, self.read_only)
+
+    def _array(
+        self, dtype: DTypeLike, shape: Any, offset: int, order: Any, read_only: bool
+    ) -> numpy.ndarray[Any, numpy.dtype[Any]]:
         import numpy
 
         kind = _plain(dtype)
         if shape is None:
             shape = (self.size - offset) // kind.itemsize
-        return numpy.ndarray(shape, kind, self._export(), offset, order=order)
+        memory: Any = self._export()
+        if read_only:
+            # Of a memoryview numpy.ndarray keeps the object behind, which can be stored to: the
+            # array could be made writable.
+            memory = numpy.frombuffer(memory.toreadonly(), "u1")
+        return numpy.ndarray(shape, kind, memory, offset, order=order)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         whole = self.array()
@@ -137,6 +144,8 @@ class Region:
         ``wait=False`` it begins to commit only (MS_ASYNC): :func:`mojim.last_lsn` has its
         number for :meth:`Volume.wait`."""
         address, length = self._range(start, stop)
+        if torn:
+            refuse_torn([(address, length)])
         if lib.mojim_msync(address, length, MS_SYNC if wait else MS_ASYNC) != 0:
             raise last_error()
 
@@ -161,14 +170,17 @@ class Volume:
     that is stored to them is kept).
     """
 
-    def __init__(self, handle: Any, directory: str, reader: bool):
+    def __init__(self, handle: Any, directory: str, how: str):
         self._handle = handle
-        self._reader = reader
+        self._how = how
+        self._reader = how == "attach_reader"
         #: The directory of the volume's files. Never change them by other means.
         self.directory = directory
         self._state = threading.RLock()
         self._regions: dict[str, Region] = {}
         self._entered = 0
+        # From the beginning of a rollback of everything until it succeeds (`_ranges.torn`).
+        self._torn = False
         # Of atomic blocks: one thread at a time, and its innermost block.
         self._lock = threading.Lock()
         self._block: Block | None = None
@@ -196,7 +208,7 @@ class Volume:
 
     def map(
         self,
-        file: str | os.PathLike[str],
+        file: str | bytes | os.PathLike[Any],
         size: int | None = None,
         create: bool = True,
         shared: bool = False,
@@ -207,7 +219,7 @@ class Volume:
         file has to be there. ``create=False``: :class:`NotFound` where it is not there.
         ``shared``: a working copy that other processes of this node can map, too
         (:func:`mojim.join`)."""
-        file = os.fspath(file)
+        file = os.fsdecode(file)
         with self._state:
             handle = self._alive()
             region = self._regions.get(file)
@@ -244,7 +256,7 @@ class Volume:
 
     def array(
         self,
-        file: str | os.PathLike[str],
+        file: str | bytes | os.PathLike[Any],
         dtype: DTypeLike = "B",
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
@@ -274,7 +286,7 @@ class Volume:
                 if once(done, lib.mojim_unmap, base, region.size) != 0:
                     raise last_error()
             finally:
-                if done != [0]:
+                if done != [0] and lib.mojim_is_region(base):
                     region._base = base
                 else:
                     self._regions.pop(region.name, None)
@@ -291,6 +303,7 @@ class Volume:
 
     def _ranges(self) -> list[tuple[Any, int]]:
         with self._state:
+            self._alive()
             regions = [(r._base, r.size) for r in self._regions.values() if not r.read_only]
         return [p for r in regions for p in pieces(*r)]
 
@@ -317,21 +330,62 @@ class Volume:
         not kept out. Do not suspend a generator or a coroutine in a block.
 
         If the commit fails with :class:`TimedOut`, it is in doubt, and the memory stays as it
-        is: call :meth:`sync`. After any other error the stores are undone.
+        is: call :meth:`sync`. After any other error the stores are undone. If the rollback
+        itself fails, that is :class:`Torn`, which is no :class:`TimedOut`: a part of the block may
+        be in the memory. Until a rollback succeeds nothing can be committed; the next block,
+        sync point or flush tries it first. A block goes on then; a sync point raises
+        :class:`Error` (``ECANCELED``), as there is nothing left that it could commit.
         """
         return Atomic(self, arrays)
 
     def sync(self) -> None:
         """Commits what was changed in all regions, atomically together."""
-        self._alive()
         commit(self._ranges(), [])
 
     def rollback(self) -> None:
-        """Brings all regions back to what was committed last."""
-        self._alive()
-        for address, length in self._ranges():
-            if lib.mojim_msync(address, length, MS_INVALIDATE) != 0:
-                raise last_error()
+        """Brings all regions back to what was committed last. :class:`Torn` if that fails."""
+        with self._state:
+            ranges = self._ranges()
+            # First: it counts, too, if this is interrupted.
+            if self not in torn:
+                torn.append(self)
+            self._torn = True
+            for address, length in ranges:
+                if lib.mojim_msync(address, length, MS_INVALIDATE) != 0:
+                    cause = last_error()
+                    if isinstance(cause, Stale):
+                        # Nothing can be committed here any more.
+                        raise cause
+                    text = (
+                        f"the rollback failed, so a part of a block may be in the memory of "
+                        f"{self.directory}; nothing is committed until a rollback succeeds, "
+                        f"which the next sync point tries: {cause.strerror}"
+                    )
+                    raise Torn(cause.errno, text) from cause
+            self._torn = False
+            torn.remove(self)
+
+    def _mend(self) -> bool:
+        """Rolls back again, if that has failed; whether it had. (Of a rollback that another
+        thread is in, it awaits the end.)"""
+        with self._state:
+            if self._torn and self._handle is not None:
+                self.rollback()
+                return True
+            return False
+
+    def _has_any(self, ranges: list[tuple[Any, int]]) -> bool:
+        """Whether any of these bytes are in this volume's regions."""
+        mine = [(int(ffi.cast("uintptr_t", a)), n) for a, n in self._spans()]
+        for address, length in ranges:
+            at = int(ffi.cast("uintptr_t", address))
+            if any(at < start + n and start < at + length for start, n in mine):
+                return True
+        return False
+
+    def _spans(self) -> list[tuple[Any, int]]:
+        with self._state:
+            return [(r._base, r.size) for r in self._regions.values() if r._base is not None]
 
     def wait(self, lsn: int) -> None:
         """Waits until everything up to this number is acknowledged as the mode says; for a
@@ -348,27 +402,30 @@ class Volume:
 
     # ---- files --------------------------------------------------------------
 
-    def size(self, file: str) -> int:
+    def size(self, file: str | bytes | os.PathLike[Any]) -> int:
         """A file's size in bytes."""
         size = lib.mojim_size(self._alive(), os.fsencode(file))
         if size < 0:
             raise last_error()
         return int(size)
 
-    def __contains__(self, file: str) -> bool:
+    def __contains__(self, file: str | bytes | os.PathLike[Any]) -> bool:
         try:
             self.size(file)
         except NotFound:
             return False
         return True
 
-    def remove(self, file: str) -> None:
+    def remove(self, file: str | bytes | os.PathLike[Any]) -> None:
         """Removes a file; :class:`Busy` while it is mapped. Committed at once."""
         if lib.mojim_remove(self._alive(), os.fsencode(file)) != 0:
             raise last_error()
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(
+        self, old: str | bytes | os.PathLike[Any], new: str | bytes | os.PathLike[Any]
+    ) -> None:
         """Gives a file another name, in place of a file of that name. Committed at once."""
+        old, new = os.fsdecode(old), os.fsdecode(new)
         with self._state:
             if lib.mojim_rename(self._alive(), os.fsencode(old), os.fsencode(new)) != 0:
                 raise last_error()
@@ -381,7 +438,10 @@ class Volume:
 
     def detach(self) -> None:
         """Ends the attachment; what was not committed is thrown away. ``BufferError`` while
-        there are arrays or views of its regions. Of a volume that is detached: nothing."""
+        there are arrays or views of its regions, :class:`Busy` while a block is open, in whatever
+        thread. Of a volume that is detached: nothing. After another error (a full disk, say)
+        :attr:`attached` tells whether it can be called again; if not, the regions are gone, and
+        what was committed is kept."""
         with self._state:
             if self._handle is not None:
                 if self.attached:
@@ -390,7 +450,7 @@ class Volume:
 
     def _end(self, how: Any) -> None:
         with self._state:
-            if self._block is not None and self._block.thread == threading.get_ident():
+            if self._block is not None:
                 raise error(errno.EBUSY, "an atomic block is open")
             handle = self._handle
             done: list[Any] = []
@@ -402,13 +462,19 @@ class Volume:
                 if once(done, how, handle if how is not int else 0) != 0:
                     raise last_error()
             finally:
-                if done != [0]:
+                # Where it fails, the regions may be gone, or some of them; then there is
+                # nothing behind their addresses.
+                failed = done != [0]
+                for name, region in list(self._regions.items()):
+                    if not failed or not lib.mojim_is_region(region._base):
+                        region._base = None
+                        self._regions.pop(name, None)
+                if failed and (self._regions or lib.mojim_usable(handle) == 1):
                     self._handle = handle
                 else:
                     _forget(self)
-                    for region in self._regions.values():
-                        region._base = None
-                    self._regions.clear()
+                    if self in torn:
+                        torn.remove(self)
 
     def __enter__(self) -> Volume:
         self._alive()
@@ -451,13 +517,16 @@ def _in_child() -> None:
         volume._state = threading.RLock()
         volume._lock = threading.Lock()
         volume._block = None
+        volume._torn = False
     _volumes.clear()
+    torn.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
 
 
-def _attach(function: Any, config: Any, node: str, volume: str | None, reader: bool) -> Volume:
+def _attach(how: str, config: Any, node: str, volume: str | None) -> Volume:
+    function = getattr(lib, f"mojim_{how}")
     given = (os.fsencode(config), node.encode(), ffi.NULL if volume is None else volume.encode())
     path = ffi.new("char[]", 4096)
     if lib.mojim_directory(*given, path, 4096) < 0:
@@ -466,13 +535,16 @@ def _attach(function: Any, config: Any, node: str, volume: str | None, reader: b
     with _attaching:
         there = _volumes.get(directory)
         if there is not None and there._handle is not None:
+            if there._how != how:
+                text = f"the volume in {directory} is attached already, by mojim.{there._how}"
+                raise error(errno.EBUSY, text)
             return there
         made: list[Any] = []
         try:
             handle = once(made, function, *given)
             if handle == ffi.NULL:
                 raise last_error()
-            there = Volume(handle, directory, reader)
+            there = Volume(handle, directory, how)
             _volumes[directory] = there
             return there
         except KeyboardInterrupt:
@@ -496,22 +568,23 @@ def attach(config: str | os.PathLike[str], node: str, volume: str | None = None)
     >>> int(n[0])
     1
 
-    :class:`Busy`: another process is attached. :class:`Stale`: another node is the primary.
+    :class:`Busy`: another process is attached, or this one in another way (as a reader, say).
+    :class:`Stale`: another node is the primary.
     :class:`TimedOut`: the mirror does not answer. :class:`NotFound`: no such node or volume.
     """
-    return _attach(lib.mojim_attach, config, node, volume, False)
+    return _attach("attach", config, node, volume)
 
 
 def attach_reader(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
     """Attaches as a reader, on a node that follows the primary (its mirror or a backup): regions
     are read-only, and follow by themselves, one whole sync point after the other."""
-    return _attach(lib.mojim_attach_reader, config, node, volume, True)
+    return _attach("attach_reader", config, node, volume)
 
 
 def join(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
     """Attaches, or shares the volume with the process of this node that has it, if that one
     shares it (``working = "shared"``, or it joined, too)."""
-    return _attach(lib.mojim_join, config, node, volume, False)
+    return _attach("join", config, node, volume)
 
 
 def the_only() -> Volume:
