@@ -16,8 +16,10 @@
 //    is compiled, where that can be seen (mojim::persists): classes with virtual functions, function
 //    pointers, references, std::function, std::shared_ptr, std::unique_ptr, mutexes and threads, and
 //    containers with std::allocator. A member of such a type in a class of yours is not seen.
-// 2. A mojim::string built by itself, on the stack, allocates from the heap that was opened first, and
-//    is leaked if the program dies before its destructor. A short std::string as a key is fine.
+// 2. A container that is made without an allocator is in the heap that was opened first, also one within
+//    another container or class, whatever heap that is in. So a program that has several heaps open gives
+//    each container its allocator. A mojim::string on the stack must not live on after a rollback (of
+//    mojim::atomically, where it was made outside of it): its memory may be another block's then.
 // 3. Layouts are the compiler's. A root keeps the name and size of its type and the standard library's
 //    kind, and refuses another one; that you have changed a class's members without its size is not seen.
 // 4. mojim::atomically commits, or rolls back, the whole heap: one thread at a time, under a lock
@@ -336,7 +338,7 @@ template <class T> class allocator {
 public:
     using value_type = T;
     using propagate_on_container_copy_assignment = std::false_type;
-    using propagate_on_container_move_assignment = std::true_type;
+    using propagate_on_container_move_assignment = std::false_type;
     using propagate_on_container_swap = std::true_type;
     using is_always_equal = std::false_type;
 
@@ -420,7 +422,8 @@ template <class T, class... A> T &heap::root(const std::string &name, A &&...arg
 /// after a crash, none of it is. If `f` throws, all that was stored in the heap since its last commit
 /// is undone, and the exception goes on. (If that fails too, the heap can only be closed: its calls
 /// throw.) Returns what `f` returns. If the commit fails it throws, and memory stays as `f` left it:
-/// the next one commits it. One thread at a time, and not within itself.
+/// the next one commits it. One thread at a time, and neither within itself nor in a transaction of
+/// mojim_tx.h.
 template <class F> auto atomically(heap &h, F &&f) {
     auto undo = [&]() noexcept { mojim_heap_rollback(h.get()); };
     if constexpr (std::is_void_v<decltype(f())>) {

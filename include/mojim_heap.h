@@ -15,9 +15,14 @@
  *    transactions of other threads.
  * 3. No pointer out of the heap is valid in the next run: none to a function, a
  *    vtable, a string constant, another allocator's memory.
- * 4. One process at a time has a heap open. In a child made by fork every call
- *    fails with EOPNOTSUPP; the child may read the memory. A mutex that lies in a
- *    heap must be initialised anew after each open.
+ * 4. One process at a time has a heap open. In a child made by fork nothing can be
+ *    committed: calls fail with EOPNOTSUPP, but for small allocations and frees, which
+ *    change the child's copy of the memory alone. A mutex that lies in a heap must be
+ *    initialised anew after each open.
+ * 5. Transactions and calls outside of them in one heap: call mojim_heap_sync before a
+ *    transaction frees, or stores into, a block that was allocated outside of one. Until
+ *    then committed data may still have the block under its former use. Roots are
+ *    changed by one transaction at a time.
  */
 #ifndef MOJIM_HEAP_H
 #define MOJIM_HEAP_H
@@ -48,7 +53,9 @@ typedef struct mojim_heap mojim_heap_t;
 mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
                               void *address, int flags);
 
-/* Closes it: what was not committed is thrown away. mojim_detach does so too. */
+/* Closes it: what was not committed is thrown away. mojim_detach does so too. Waits for open
+ * transactions of other threads; EINVAL inside one. Pointers into the heap end here: a
+ * transaction must not be left open over it. */
 int mojim_heap_close(mojim_heap_t *h);
 
 /* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
@@ -65,7 +72,7 @@ int mojim_free(void *p);
 /* Bytes of the block that can be used; 0, with EINVAL, for no block. */
 size_t mojim_usable_size(const void *p);
 
-/* The heap in whose addresses `p` lies, or NULL. NULL: the heap opened first, of those
+/* The heap in whose addresses `p` lies, or NULL. For NULL: the heap opened first, of those
  * that are open. */
 mojim_heap_t *mojim_heap_of(const void *p);
 
@@ -83,8 +90,8 @@ void *mojim_root(mojim_heap_t *h, const char *name, const char *type);
 int mojim_heap_sync(mojim_heap_t *h);
 
 /* Takes the heap back to its last commits: everything stored since is undone, blocks and roots
- * are as they were. No other thread may be using the heap, and no transaction be
- * open. Costs as MS_INVALIDATE of the whole heap (mojim.h): microseconds, or hundreds of
+ * are as they were. No other thread may be using the heap. Waits for open transactions of
+ * other threads; EINVAL inside one. Costs as MS_INVALIDATE of the whole heap (mojim.h): microseconds, or hundreds of
  * milliseconds right after sync points. After an error with errno EIO the heap can
  * only be closed. Not with MOJIM_HEAP_EXACT (EOPNOTSUPP). */
 int mojim_heap_rollback(mojim_heap_t *h);

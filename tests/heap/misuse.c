@@ -59,6 +59,9 @@ static void blocks(mojim_heap_t *h)
         DONE((uintptr_t)q % align == 0);
         DONE(mojim_free(p) == 0 && mojim_free(q) == 0);
     }
+    /* No bytes at a large alignment were a slab of no units: the heap could not be opened again. */
+    DONE(p = mojim_aligned_alloc(h, 65536, 0));
+    DONE((uintptr_t)p % 65536 == 0 && mojim_free(p) == 0);
     REFUSED(mojim_aligned_alloc(h, 48, 50), NULL, EINVAL);
     REFUSED(mojim_aligned_alloc(h, 1 << 21, 50), NULL, EINVAL);
 }

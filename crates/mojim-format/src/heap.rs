@@ -176,7 +176,8 @@ pub fn decode_chunks(head: &[u8], file: u64) -> Result<Vec<(u64, u64)>, FormatEr
             return Err(invalid("an entry of its chunks is damaged"));
         }
         let end = offset.checked_add(len);
-        if end.is_none_or(|e| e > file) || Chunk::of(offset, len).is_none() {
+        let whole = |e: u64| e <= file && e.is_multiple_of(ALIGNMENT as u64);
+        if !end.is_some_and(whole) || Chunk::of(offset, len).is_none() {
             return Err(invalid("its file is shorter than its chunks"));
         }
         all.push((offset, len));
@@ -259,6 +260,7 @@ pub struct SlabEntry {
 impl SlabEntry {
     /// Its bytes, as a number. `at`: where in the file it lies.
     pub fn encode(self, at: u64) -> u64 {
+        assert!(self.units > 0, "a slab has a unit");
         let body = u64::from(self.class) + 1 + (u64::from(self.units) << 9);
         // Nine bits of the class, 31 of the units.
         body | check(body, at) << CHECK_SHIFT

@@ -57,7 +57,7 @@ pub struct Cache {
 
 impl Cache {
     #[inline(always)]
-    fn is_valid(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         self.key == self.shared.key.load(Relaxed)
     }
 

@@ -15,6 +15,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence,
 };
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use mojim::{Reader, Volume};
 use mojim_env::{Error, Result};
@@ -32,6 +33,9 @@ use crate::space::{ReaderSpace, Space, VolumeSpace};
 
 /// Bytes of addresses that a heap reserves where the program does not say.
 pub const DEFAULT_CAPACITY: usize = 64 << 30;
+/// How often a heap that a reader opens is read, before damage counts as that.
+const READS: u32 = 5;
+const BETWEEN: Duration = Duration::from_millis(20);
 /// Most heaps that a process has open.
 const MOST_OPEN: usize = 64;
 
@@ -108,6 +112,8 @@ pub struct Inner {
     /// The last sync that has succeeded.
     synced: AtomicU64,
     closed: AtomicBool,
+    /// Grows from one opened heap to the next.
+    number: u64,
     /// Some of its memory was rolled back, and some was not.
     torn: AtomicBool,
 }
@@ -176,6 +182,18 @@ impl Heap {
     /// # Errors
     /// Those of [`Heap::open`], and of [`Reader::map`].
     pub fn open_reader(reader: &Reader, file: &str) -> Result<Heap> {
+        // The heap may grow between two looks at it.
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match Heap::try_open_reader(reader, file) {
+                Err(Error::Damaged { .. }) if tries < READS => std::thread::sleep(BETWEEN),
+                done => return done,
+            }
+        }
+    }
+
+    fn try_open_reader(reader: &Reader, file: &str) -> Result<Heap> {
         let space = ReaderSpace {
             reader: reader.clone(),
             file: file.into(),
@@ -216,7 +234,7 @@ impl Heap {
     /// The heap that was opened first, of those that are open.
     #[inline]
     pub fn first() -> Option<Heap> {
-        all().next().map(Heap)
+        all().min_by_key(|h| h.number).map(Heap)
     }
 
     /// The heap as a number that is not 0, for other languages.
@@ -248,6 +266,7 @@ impl Heap {
     /// Ends it: what was not committed is gone, and so is its memory. No other call may be using
     /// the heap, and none may follow.
     pub fn close(self) -> Result<()> {
+        let _alone = self.alone()?;
         let _changes = lock(&CHANGES);
         let inner = self.0;
         if inner.closed.swap(true, AcqRel) {
@@ -264,7 +283,9 @@ impl Heap {
             done = done.and(inner.space.unmap(at.cast_mut(), len));
             end = at as usize + len;
         }
-        release(end, inner.base + inner.capacity - end);
+        if !inner.shared.slabs.is_stuck() {
+            release(end, inner.base + inner.capacity - end);
+        }
         done
     }
 
@@ -274,14 +295,28 @@ impl Heap {
         all().filter(mine).try_for_each(|h| Heap(h).close())
     }
 
+    /// Fails for a reader's heap.
+    #[doc(hidden)]
+    pub fn check_writable(self) -> Result<()> {
+        match self.0.read_only {
+            true => Err(Error::ReadOnly(format!(
+                "heap {} is only read here; its primary changes it",
+                self.0.name.file
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// No other thread has a transaction open until the result is dropped.
+    fn alone(self) -> Result<mojim_undo::Alone> {
+        mojim_memory::fork::check_fork()?;
+        let open = || invalid("a transaction is open in this thread: end it first".into());
+        mojim_undo::alone().ok_or_else(open)
+    }
+
     fn check(self) -> Result<()> {
         let inner = self.0;
-        if inner.read_only {
-            return Err(Error::ReadOnly(format!(
-                "heap {} is only read here; its primary changes it",
-                inner.name.file
-            )));
-        }
+        self.check_writable()?;
         match inner.exact {
             true => Err(Error::Unsupported(format!(
                 "heap {} was opened for transactions only (MOJIM_HEAP_EXACT)",
@@ -313,6 +348,7 @@ impl Heap {
     fn malloc_slow(self, size: usize, align: usize) -> Result<*mut u8> {
         self.check()?;
         let inner = self.0;
+        inner.check_whole()?;
         let wanted = Wanted::of(size, align)?;
         let place = match inner.reuse(&wanted) {
             Some(p) => p,
@@ -338,6 +374,7 @@ impl Heap {
     fn free_slow(self, ptr: *mut u8) -> Result<()> {
         let inner = self.0;
         self.check()?;
+        inner.check_whole()?;
         let Some((slab, p)) = inner.shared.slabs.find(ptr as usize) else {
             return Err(inner.no_block(ptr));
         };
@@ -462,8 +499,7 @@ impl Heap {
     /// `Invalid` if the calling thread has a transaction open; and those of a sync point.
     pub fn sync(self) -> Result<()> {
         self.check()?;
-        let open = || invalid("a transaction is open in this thread: commit it first".into());
-        let _alone = mojim_undo::alone().ok_or_else(open)?;
+        let _alone = self.alone()?;
         let inner = self.0;
         inner.check_whole()?;
         let this = inner.shared.begun.fetch_add(1, SeqCst) + 1;
@@ -485,17 +521,25 @@ impl Heap {
     /// be closed.
     pub fn rollback(self) -> Result<()> {
         self.check()?;
+        let _alone = self.alone()?;
+        // A thread that ends gives its blocks back.
+        let _changes = lock(&CHANGES);
         let inner = self.0;
         inner.check_whole()?;
         for (i, span) in inner.shared.slabs.mappings().into_iter().enumerate() {
             if let Err(e) = inner.space.rollback(span) {
-                inner.torn.store(i > 0, SeqCst);
+                // What is awaited before the first byte is undone.
+                let untouched = i == 0 && matches!(e, Error::Timeout(_) | Error::Stale(_));
+                if !untouched {
+                    inner.torn.store(true, SeqCst);
+                    inner.shared.key.store(new_key(), SeqCst);
+                }
                 return Err(e);
             }
         }
         inner.shared.key.store(new_key(), SeqCst);
         lock(&inner.freed).clear();
-        let done = inner.shared.slabs.begin_anew();
+        let done = inner.shared.slabs.begin_anew(&*inner.space);
         done.map_err(|e| {
             inner.torn.store(true, SeqCst);
             inner.name.damaged(e)
@@ -518,6 +562,9 @@ impl Heap {
         let root = found.ok_or_else(|| {
             Error::NotFound(format!("heap {} has no root {name}", inner.name.file))
         })?;
+        if root.pointer.wrapping_sub(inner.base as u64) >= inner.capacity as u64 {
+            return Err(inner.name.damaged(format!("root {name} points out of it")));
+        }
         match root.kind == kind {
             true => Ok(root.pointer as *mut u8),
             false => Err(invalid(format!(
@@ -616,7 +663,8 @@ impl Wanted {
         if size > isize::MAX as usize / 2 {
             return Err(too_large(size));
         }
-        Ok(Wanted::Large(size.div_ceil(UNIT), (align / UNIT).max(1)))
+        let units = size.div_ceil(UNIT).max(1);
+        Ok(Wanted::Large(units, (align / UNIT).max(1)))
     }
 }
 
@@ -798,10 +846,10 @@ impl Inner {
         for c in new.map_err(|e| self.name.damaged(e))? {
             let at = (self.base + c.offset as usize) as *mut u8;
             self.space.map(c.offset, c.len as usize, at)?;
-            self.shared
-                .slabs
-                .adopt(c)
-                .map_err(|e| self.name.damaged(e))?;
+            if let Err(e) = self.shared.slabs.adopt(c, None) {
+                let _ = self.space.unmap(at, c.len as usize);
+                return Err(self.name.damaged(e));
+            }
         }
         Ok(())
     }
@@ -822,6 +870,11 @@ impl Keeper for Inner {
 
     fn take_back(&self, cache: &mut Cache) {
         if mojim_memory::fork::is_forked() {
+            return;
+        }
+        // The heap may have been closed or rolled back meanwhile.
+        let _changes = lock(&CHANGES);
+        if !cache.is_valid() {
             return;
         }
         for class in 0..CLASSES {
@@ -897,7 +950,7 @@ impl Name {
         let (base, capacity) = (fixed.base as usize, fixed.capacity as usize);
         reserve(&self.file, base, capacity)?;
         let mut mapped = Vec::new();
-        let slabs = self.map(&*space, made, &head, &mut mapped);
+        let slabs = self.map(&*space, exact.is_none(), made, &head, &mut mapped);
         let slabs = match slabs {
             Ok(slabs) => slabs,
             Err(e) => {
@@ -926,6 +979,7 @@ impl Name {
             roots: Mutex::default(),
             synced: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            number: new_key(),
             torn: AtomicBool::new(false),
         })))
     }
@@ -934,6 +988,7 @@ impl Name {
     fn map(
         &self,
         space: &dyn Space,
+        read_only: bool,
         made: Result<HeapHead, HeapHead>,
         (head, size): &(Vec<u8>, u64),
         mapped: &mut Vec<(*mut u8, usize)>,
@@ -966,7 +1021,8 @@ impl Name {
         }
         for (offset, len) in chunks {
             let chunk = Chunk::of(offset, len).expect("it was checked");
-            slabs.adopt(chunk).map_err(|e| self.damaged(e))?;
+            let space = (!read_only).then_some(space);
+            slabs.adopt(chunk, space).map_err(|e| self.damaged(e))?;
         }
         Ok(slabs)
     }

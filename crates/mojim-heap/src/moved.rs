@@ -46,7 +46,8 @@ pub fn move_heap(
             why: "the new addresses cannot be: multiples of 1 MiB below 2^47, with room for its chunks",
         });
     }
-    let inside = |v: u64| v.wrapping_sub(old.base) < report.size;
+    // The address behind the last byte is one of the heap's, too: the end of an array.
+    let inside = |v: u64| v.wrapping_sub(old.base) <= report.size;
     let mut moved = Moved::default();
     let lies = |offset: u64| {
         let i = blocks.partition_point(|(at, _)| *at <= offset);

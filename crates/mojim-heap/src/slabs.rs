@@ -9,8 +9,7 @@
 //! - A slab whose state bytes were not looked at (`scanned`) has no block in any cache.
 //! - A slab's entry is begun to be committed before any block of it is handed out, and its removal
 //!   before its units are used again: what is committed later comes later.
-//! - Where such a commit fails, what it is about is not used until the next open: it may be on
-//!   disk or not.
+//! - Where the removal of an entry cannot be begun, its units are not used until the next open.
 //!
 //! Lock order: a class before the units.
 
@@ -32,8 +31,6 @@ use crate::table::{Table, Zeroed};
 pub const FIRST: u64 = 16 << 20;
 /// A slab of this class is none.
 const NO_CLASS: u8 = 254;
-/// The fewest units of a slab.
-const FEWEST: usize = 3;
 
 const _: () = assert!(CLASSES < NO_CLASS as usize);
 
@@ -126,6 +123,8 @@ struct Units {
     /// Numbers of slabs that are none any more.
     numbers: Vec<u32>,
     next: u32,
+    /// The addresses behind the last chunk are another mapping's now.
+    stuck: bool,
 }
 
 impl Units {
@@ -196,7 +195,7 @@ impl Slabs {
     /// Of a heap whose head and first chunk are mapped at `base`.
     pub fn new(base: usize, capacity: usize) -> Result<Slabs> {
         let units = capacity / UNIT;
-        let slabs: Table<Slab> = Table::new(units / FEWEST + 2)?;
+        let slabs: Table<Slab> = Table::new(units + 2)?;
         slabs[0].cached.store(NO_CLASS, Relaxed);
         Ok(Slabs {
             base,
@@ -237,9 +236,12 @@ impl Slabs {
         all.collect()
     }
 
-    /// Takes a chunk, which is mapped, into use: reads its slab table.
-    pub fn adopt(&self, chunk: Chunk) -> Result<(), String> {
+    /// Takes a chunk, which is mapped, into use: reads its slab table. A large block that is free ends
+    /// here, as it ends when it is freed: a crash came between. A reader gives no `space`, and leaves
+    /// it as it is.
+    pub fn adopt(&self, chunk: Chunk, space: Option<&dyn Space>) -> Result<(), String> {
         let mut units = lock(&self.units);
+        let mut ended: Vec<Span> = Vec::new();
         let first = (chunk.data / UNIT as u64) as usize;
         let (mut unit, mut free_from) = (0, 0);
         while unit < chunk.units {
@@ -259,6 +261,16 @@ impl Slabs {
             if !known || len > chunk.units - unit {
                 return Err(format!("the slab of unit {unit} cannot be"));
             }
+            // SAFETY: the slab's first state byte.
+            let first_state = unsafe { state(self.at(chunk.states_at(unit))) }.load(Relaxed);
+            if entry.class == LARGE && first_state == FREE && space.is_some() {
+                let p = self.at(at);
+                // SAFETY: as above; nobody else uses the chunk yet.
+                unsafe { p.cast::<u64>().write(0) };
+                ended.push((p.cast_const(), SLAB_ENTRY_LEN));
+                unit += len;
+                continue;
+            }
             if unit > free_from {
                 units.add(first + free_from, unit - free_from);
             }
@@ -270,11 +282,17 @@ impl Slabs {
             units.add(first + free_from, chunk.units - free_from);
         }
         units.chunks.push(chunk);
-        Ok(())
+        // Before the units are in another slab.
+        match space {
+            Some(space) if !ended.is_empty() => {
+                space.commit(&ended, false).map_err(|e| e.to_string())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Reads all slab tables again, and forgets what was known of them. Nobody else uses the heap.
-    pub fn begin_anew(&self) -> Result<(), String> {
+    pub fn begin_anew(&self, space: &dyn Space) -> Result<(), String> {
         let mut units = lock(&self.units);
         let chunks = std::mem::take(&mut *units).chunks;
         units.next = 1;
@@ -286,7 +304,8 @@ impl Slabs {
         self.slabs[0].cached.store(NO_CLASS, Relaxed);
         self.of_unit.clear();
         self.bits.clear();
-        chunks.into_iter().try_for_each(|c| self.adopt(c))
+        let mut chunks = chunks.into_iter();
+        chunks.try_for_each(|c| self.adopt(c, Some(space)))
     }
 
     /// Makes the slab known. `new`: all its blocks are free.
@@ -467,7 +486,11 @@ impl Slabs {
                 }
             }
             if let Some(id) = class.unscanned.pop() {
-                self.scan(&mut class, &self.slabs[id as usize]);
+                // The number may be another slab's by now. One of this class changes under this lock.
+                let slab = &self.slabs[id as usize];
+                if slab.class() == c as u8 {
+                    self.scan(&mut class, slab);
+                }
                 continue;
             }
             if out.len() + want > goal {
@@ -565,7 +588,13 @@ impl Slabs {
         let p = self.at(at).cast::<u64>();
         // SAFETY: an entry of a slab table, which only the holder of `units` writes.
         unsafe { p.write(entry.encode(at)) };
-        space.commit(&[(p.cast_const().cast(), SLAB_ENTRY_LEN)], false)?;
+        if let Err(e) = space.commit(&[(p.cast_const().cast(), SLAB_ENTRY_LEN)], false) {
+            // What is not begun is in no log: nobody will find the slab.
+            // SAFETY: as above.
+            unsafe { p.write(0) };
+            units.add(first, len);
+            return Err(e);
+        }
         if entry.class != LARGE {
             space.expect((self.at(chunk.unit_at(unit)), len * UNIT));
         }
@@ -620,7 +649,7 @@ impl Slabs {
         let least = Chunk::len_for(need);
         // The file doubles: so a heap of any size has few chunks.
         let len = offset.max(least).min(room) / ALIGNMENT as u64 * ALIGNMENT as u64;
-        if n == MAX_CHUNKS || len < least {
+        if n == MAX_CHUNKS || len < least || units.stuck {
             return Err(full());
         }
         let chunk = Chunk::of(offset, len).expect("it has the units that are needed");
@@ -632,7 +661,7 @@ impl Slabs {
         if let Err(e) = space.commit(&[(at.cast_const(), CHUNK_ENTRY_LEN)], false) {
             // The next try maps it again, whatever became of the entry.
             let _ = space.unmap(self.at(offset), len as usize);
-            self.reserve_again(offset, len as usize);
+            units.stuck = !self.reserve_again(offset, len as usize);
             return Err(e);
         }
         units.add((chunk.data / UNIT as u64) as usize, chunk.units);
@@ -640,17 +669,18 @@ impl Slabs {
         Ok(())
     }
 
-    /// The addresses of a chunk that was unmapped are the heap's again.
-    fn reserve_again(&self, offset: u64, len: usize) {
+    /// Reserves the addresses of a chunk that was unmapped again; false if they are another mapping's.
+    fn reserve_again(&self, offset: u64, len: usize) -> bool {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: replaces nothing. If somebody took the addresses meanwhile, the next try to map
-        // a chunk there would replace that: hence the assertion.
+        // SAFETY: replaces nothing.
         let got = unsafe { mmap_anonymous(self.at(offset).cast(), len, ProtFlags::empty(), flags) };
-        assert!(
-            got.is_ok(),
-            "addresses of the heap were taken by another mapping"
-        );
+        got.is_ok()
+    }
+
+    /// Whether the addresses behind the last chunk are another mapping's.
+    pub fn is_stuck(&self) -> bool {
+        lock(&self.units).stuck
     }
 
     /// Chunks that the head lists and that are not mapped yet; for readers.
@@ -659,6 +689,15 @@ impl Slabs {
         let head = unsafe { std::slice::from_raw_parts(self.base as *const u8, HEAD_LEN) };
         let known = lock(&self.units).chunks.len();
         let all = decode_chunks(head, file)?;
+        if all
+            .last()
+            .is_some_and(|(o, l)| o + l > self.capacity as u64)
+        {
+            return Err(mojim_format::FormatError::Wrong {
+                what: "heap",
+                why: "its chunks are more than its capacity",
+            });
+        }
         let new = all.into_iter().skip(known);
         Ok(new.filter_map(|(o, l)| Chunk::of(o, l)).collect())
     }

@@ -3,8 +3,8 @@
 //! In a shared library a `thread_local!` is a call on each access, which took a third of the
 //! time of `malloc`. So the variable is declared to the assembler, and read by the
 //! initial-exec model: it lies in the part of a thread's memory that is made before the
-//! program starts, and a library that is loaded later takes eight bytes of what the C
-//! library keeps for such.
+//! program starts. All variables of a library that is loaded later (some hundred bytes of
+//! libmojim.so) then come from what the C library keeps for such libraries, about 1,600 bytes.
 
 #[cfg(target_arch = "x86_64")]
 mod imp {

@@ -151,7 +151,7 @@ impl World {
     fn malloc(&mut self) {
         let (len, with) = (self.r.size(), self.r.below(256) as u8);
         let align = if self.r.below(8) == 0 {
-            1 << self.r.below(15)
+            1 << self.r.below(18)
         } else {
             1
         };

@@ -64,6 +64,7 @@ pub fn malloc(heap: Heap, size: usize, align: usize) -> Result<*mut u8> {
 /// # Errors
 /// `Invalid` if it is no block, or is free; and those of a commit.
 pub fn free(heap: Heap, ptr: *mut u8) -> Result<()> {
+    heap.check_writable()?;
     atomically(|_| {
         let block = heap.find(ptr)?;
         // SAFETY: an allocated block, which the program gives up.

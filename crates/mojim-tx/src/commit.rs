@@ -56,11 +56,12 @@ pub(crate) unsafe fn outermost(t: *mut Thread) -> Result<()> {
         check(t)?;
         collect(t)?;
         if let Err(e) = commit_exact(&t.ranges) {
-            match e.error.errno() {
-                libc::ETIMEDOUT => t.in_doubt |= e.begun,
+            match e.error {
                 // This process commits nothing more, whatever becomes of it.
-                libc::ESTALE | libc::EIO | libc::ENOSPC => t.in_doubt = false,
-                _ => {}
+                Error::Stale(_) | Error::Poisoned(_) | Error::Full(_) => t.in_doubt = false,
+                // Of this try or an earlier one. (Where a disk or the log has no room, what was begun
+                // goes on by itself.)
+                _ => t.in_doubt |= e.begun,
             }
             return Err(e.error);
         }
@@ -211,7 +212,9 @@ pub(crate) unsafe extern "C-unwind" fn captured(log: *mut Log) {
             Err(_) if unsafe { (*t).log.depth == 0 } => break,
             Err(_) => Error::Poisoned("internal error in a commit".into()),
         };
-        if !again(&error) {
+        // SAFETY: as above.
+        let hopeless = unsafe { (*t).log.broken != 0 };
+        if hopeless || !again(&error) {
             give_up(t, &error);
             break;
         }

@@ -99,6 +99,12 @@ pub unsafe fn add(addr: *mut u8, len: usize) -> Result<()> {
 /// As for [`add`].
 pub unsafe fn add_new(addr: *mut u8, len: usize) -> Result<()> {
     let t = open()?;
+    let end = (addr as usize).checked_add(len);
+    if len > 0 && (addr.is_null() || end.is_none() || len > isize::MAX as usize) {
+        return Err(Error::Invalid(format!(
+            "{len} bytes at {addr:p} are no memory"
+        )));
+    }
     // SAFETY: the caller's promise; the calling thread's own log.
     noted(unsafe { Log::fresh(t.cast(), addr, len) })
 }
@@ -231,16 +237,19 @@ pub fn atomically<T, E: From<Error>>(f: impl FnOnce(&Tx) -> Result<T, E>) -> Res
     // SAFETY: the calling thread's own.
     let takes_back = TakesBack(unsafe { (*t).log.levels().len() } - 1);
     let value = f(&Tx(PhantomData))?;
-    loop {
-        match commit() {
-            Ok(()) => break,
-            Err(e) if again(&e) => {}
-            // SAFETY: as above.
-            Err(e) if unsafe { (*t).in_doubt } => {
-                give_up(t, &e);
-                return Err(e.into());
-            }
-            Err(e) => return Err(e.into()),
+    // SAFETY: as above.
+    if unsafe { (*t).log.levels().len() } != takes_back.0 + 1 {
+        let text = "a transaction that was begun within another one was left open";
+        return Err(Error::Invalid(text.into()).into());
+    }
+    while let Err(e) = commit() {
+        // SAFETY: as above.
+        if !unsafe { (*t).in_doubt } {
+            return Err(e.into());
+        }
+        if !again(&e) {
+            give_up(t, &e);
+            return Err(e.into());
         }
     }
     std::mem::forget(takes_back);

@@ -108,7 +108,8 @@ fn make() -> Result<*mut Thread> {
 
 /// The thread that had `t` ends.
 fn ended(t: *mut Thread) {
-    if t.is_null() {
+    // A thread of the parent may have held the locks at the fork.
+    if t.is_null() || is_forked() {
         return;
     }
     // SAFETY: the thread's own object, which nobody else uses but for its mark.
