@@ -395,8 +395,7 @@ pub unsafe extern "C-unwind" fn mojim_detach(m: *mut Mojim) -> c_int {
             Mojim::Primary(v) => match Writer::of(v) {
                 Writer::Own(v) => {
                     heap::close_all(&v.directory())?;
-                    let kept = mojim_persistent::variables::before_detach(v);
-                    v.detach().inspect(|()| kept.after_detach())
+                    v.detach()
                 }
                 Writer::Shared(v) => v.detach(),
             },

@@ -13,11 +13,13 @@
 //!   one succeeds.
 //! - A claim's addresses are nobody's but the claim's, or the program's own by its promise
 //!   ([`Claim::over`]): mapping there with `MAP_FIXED` is sound.
+//! - Addresses that were the program's before their region was mapped ([`leave_memory`]) are never
+//!   without memory, also while the region goes: nobody else can map there.
 //! - No lock: a forked child may have been made while another thread was here.
 
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 
-use mojim_env::{Error, Result};
+use mojim_env::{Context, Error, Result};
 use rustix::io::Errno;
 
 /// An entry; it is never freed, but used again.
@@ -25,6 +27,8 @@ struct Place {
     /// The first address; [`FREE`], or [`TAKEN`] while `end` is not known yet.
     start: AtomicUsize,
     end: AtomicUsize,
+    /// Ordinary memory takes the region's place: [`leave_memory`].
+    stays: AtomicBool,
     next: *const Place,
 }
 
@@ -72,6 +76,7 @@ fn enter(start: usize, end: usize) -> &'static Place {
         let new = Box::leak(Box::new(Place {
             start: AtomicUsize::new(TAKEN),
             end: AtomicUsize::new(0),
+            stays: AtomicBool::new(false),
             next: std::ptr::null(),
         }));
         let mut first = FIRST.load(SeqCst);
@@ -84,6 +89,7 @@ fn enter(start: usize, end: usize) -> &'static Place {
         }
     });
     place.end.store(end, SeqCst);
+    place.stays.store(false, SeqCst);
     place.start.store(start, SeqCst);
     place
 }
@@ -201,6 +207,63 @@ pub fn add(start: usize, len: usize) {
     enter(start, end_of(start, len).expect("it is mapped"));
 }
 
+/// Ordinary memory with the region's bytes takes its place when it is unmapped: these addresses
+/// are variables of the program.
+pub fn leave_memory(start: usize) {
+    if let Some(place) = all().find(|p| p.start.load(SeqCst) == start) {
+        place.stays.store(true, SeqCst);
+    }
+}
+
+/// Ends the mapping of `len` bytes, whole pages, of a region, and gives its addresses back.
+///
+/// # Errors
+/// `Io`. Where ordinary memory was to take its place ([`leave_memory`]) the mapping stays.
+///
+/// # Safety
+/// The mapping is the region's, and nobody uses it but the program its ordinary memory.
+pub unsafe fn unmap(start: usize, len: usize) -> Result<()> {
+    let place = all().find(|p| p.start.load(SeqCst) == start);
+    let stays = place.is_some_and(|p| p.stays.load(SeqCst));
+    // Before other mappings can get the addresses.
+    release(start);
+    let (at, what) = (start as *mut u8, || "unmapping".to_owned());
+    if stays {
+        // SAFETY: the caller's promise; a region's memory can be read.
+        return unsafe { replace(at, std::slice::from_raw_parts(at, len)) };
+    }
+    // SAFETY: the caller's promise.
+    let done = unsafe { rustix::mm::munmap(at.cast(), len) };
+    done.map_err(std::io::Error::from).context(what)
+}
+
+/// Puts ordinary memory with these bytes in place of what is mapped at `at`. At no moment is
+/// nothing mapped there: what another thread maps meanwhile gets other addresses.
+///
+/// # Errors
+/// `Io`; what is mapped there stays.
+///
+/// # Safety
+/// The pages from `at` on that the bytes fill are the caller's, and nobody else uses them.
+pub unsafe fn replace(at: *mut u8, bytes: &[u8]) -> Result<()> {
+    use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
+    let what = || format!("making {} bytes at {at:p} ordinary memory", bytes.len());
+    let len = bytes.len().next_multiple_of(rustix::param::page_size());
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, with room for the bytes, which the kernel then moves.
+    unsafe {
+        let new = mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE);
+        let new = new.map_err(std::io::Error::from).context(what)?;
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), new.cast(), bytes.len());
+        let moved = mremap_fixed(new, len, len, MremapFlags::MAYMOVE, at.cast());
+        let moved = moved.map_err(std::io::Error::from).context(what);
+        if moved.is_err() {
+            let _ = munmap(new, len);
+        }
+        moved.map(drop)
+    }
+}
+
 /// A region's addresses are given back.
 pub fn release(start: usize) {
     let own = |p: &&Place| {
@@ -237,6 +300,40 @@ mod tests {
         assert!(refused(at + 2 * page, page));
         release(at);
         assert!(!refused(at, 3 * page));
+    }
+
+    /// The addresses of variables were free from the end of their region to the end of the detach:
+    /// another thread's memory got them, and was destroyed when the variables came back.
+    #[test]
+    fn a_region_over_variables_leaves_memory_with_its_bytes() {
+        let page = rustix::param::page_size();
+        let at = 0x2a4e_6f6b_0000;
+        for stays in [true, false] {
+            reserve(at, 2 * page).unwrap();
+            // SAFETY: reserved just now.
+            unsafe { replace(at as *mut u8, &vec![7; page + 1]).unwrap() };
+            // SAFETY: nobody else uses these pages.
+            unsafe { Claim::over("f", at, page + 1) }
+                .unwrap()
+                .unwrap()
+                .keep();
+            if stays {
+                leave_memory(at);
+            }
+            // SAFETY: the mapping made above.
+            unsafe { unmap(at, 2 * page).unwrap() };
+            assert_eq!(reserve(at, page).is_err(), stays);
+            if stays {
+                // SAFETY: the memory that was left.
+                let left = unsafe { std::slice::from_raw_parts(at as *const u8, page + 2) };
+                assert!(left[..=page].iter().all(|b| *b == 7) && left[page + 1] == 0);
+                // SAFETY: as above.
+                unsafe { rustix::mm::munmap(at as *mut _, 2 * page).unwrap() };
+            }
+        }
+        // Of the last round.
+        // SAFETY: as above.
+        unsafe { rustix::mm::munmap(at as *mut _, page).unwrap() };
     }
 
     #[test]

@@ -371,12 +371,8 @@ impl WorkingCopy for Private {
             // A thread of the parent may have held the lock at the fork.
             true => drop(self.tracker.try_write().map(|mut t| t.take())),
         }
-        // Before other mappings can get the addresses.
-        places::release(self.base as usize);
         // SAFETY: our own mapping; the program gave it back.
-        unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) }
-            .map_err(std::io::Error::from)
-            .context(|| "unmapping".into())
+        unsafe { places::unmap(self.base as usize, self.mapped) }
     }
 }
 

@@ -319,11 +319,8 @@ impl Shared {
         found.into_iter().for_each(|part| self.marks.add(part));
         drop(window.tracker);
         if let Some(base) = window.base {
-            places::release(base);
             // SAFETY: the window's mapping; the program gave it back.
-            unsafe { rustix::mm::munmap(base as *mut _, window.len) }
-                .map_err(std::io::Error::from)
-                .context(|| "unmapping".into())?;
+            unsafe { places::unmap(base, window.len)? };
         }
         Ok(())
     }

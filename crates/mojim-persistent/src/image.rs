@@ -11,6 +11,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use mojim::{Error, Result};
@@ -57,10 +58,12 @@ pub fn of(start: usize, len: usize) -> Result<Image> {
     };
     let what = || format!("reading {}", loaded.path.display());
     let open = || File::open(&path).map(OwnedFd::from);
-    let cache = ReadCache::new(File::from(descriptors::open(open).context(what)?));
+    let file = File::from(descriptors::open(open).context(what)?);
+    let inode = file.metadata().context(what)?.ino();
+    let cache = ReadCache::new(file);
     let elf = Elf::parse(&cache).map_err(|e| unknown(&loaded, &e.to_string()))?;
     let at = start as u64 - loaded.base..(start + len) as u64 - loaded.base;
-    check_file(&elf, &loaded)?;
+    check_file(&elf, inode, &loaded)?;
     check_section(&elf, &loaded, &at)?;
     let list = names(&elf, &loaded, &at)?;
     check_exported(&elf, &loaded, &at)?;
@@ -180,14 +183,40 @@ fn note(mut bytes: &[u8], id: &mut [u8; BUILD_ID]) {
     }
 }
 
+/// The inode of the file that is mapped at an address. (The device's number that stands there is
+/// not that of stat on some file systems.)
+fn inode_at(maps: &str, address: u64) -> Option<u64> {
+    maps.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let inode = words.nth(3)?.parse().ok()?;
+        (hex(start)?..hex(end)?).contains(&address).then_some(inode)
+    })
+}
+
 /// A library's file may have been replaced since it was loaded.
-fn check_file(elf: &Elf<'_>, loaded: &Loaded) -> Result<()> {
+fn check_file(elf: &Elf<'_>, inode: u64, loaded: &Loaded) -> Result<()> {
     let mut id = [0; BUILD_ID];
     if let Ok(Some(found)) = elf.build_id() {
         let n = found.len().min(BUILD_ID);
         id[..n].copy_from_slice(&found[..n]);
     }
-    match loaded.is_program || id == loaded.build_id {
+    let is_it = || -> Result<bool> {
+        match id == [0; BUILD_ID] {
+            false => Ok(id == loaded.build_id),
+            // The first segment has the library's head, whose mapping nobody changes.
+            true => {
+                let what = || "reading /proc/self/maps".to_owned();
+                let open = || File::open("/proc/self/maps").map(OwnedFd::from);
+                let maps = File::from(descriptors::open(open).context(what)?);
+                let maps = std::io::read_to_string(maps).context(what)?;
+                let head = loaded.segments[0].start;
+                Ok(id == loaded.build_id && inode_at(&maps, head) == Some(inode))
+            }
+        }
+    };
+    match loaded.is_program || is_it()? {
         true => Ok(()),
         false => Err(unknown(loaded, "its file was replaced since it was loaded")),
     }
@@ -384,6 +413,19 @@ mod tests {
         ] {
             assert_eq!(plain(symbol), name);
         }
+    }
+
+    /// Of two libraries without a build id the ids were the same, all zeros: one that was put in
+    /// the place of the loaded one was read for it.
+    #[test]
+    fn a_file_is_told_from_another_by_its_inode() {
+        let maps = "7f00-7f10 r--p 00000000 fe:01 77 /lib/a b.so\n\
+                    7f10-7f20 rw-p 00000000 00:00 0 \n7f20-7f30 rw-p 0 00:01 9 /x (deleted)\n";
+        let all = [0x7eff, 0x7f00, 0x7f0f, 0x7f10, 0x7f2f, 0x7f30].map(|a| inode_at(maps, a));
+        assert_eq!(all, [None, Some(77), Some(77), Some(0), Some(9), None]);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let own = std::fs::metadata("/proc/self/exe").unwrap().ino();
+        assert_eq!(inode_at(&maps, inode_at as *const () as u64), Some(own));
     }
 
     #[test]

@@ -1,27 +1,27 @@
 //! Persistent variables: the section of a program, or of a shared library, whose memory is a
 //! region of a file.
 //!
-//! Owns the order in which a section becomes persistent, and what is done when its volume
-//! goes. `image` reads what the program's file says of the section.
+//! Owns the order in which a section becomes persistent. `image` reads what the program's file says of the section.
 //!
 //! Invariants:
 //! - The file's first state is the program's initial values, in one sync point together with
 //!   the head that describes them.
 //! - A section whose names, offsets or sizes are not the file's is never mapped over.
-//! - The addresses of a section are never without memory, except inside a call of this module
-//!   that begins or ends its region.
+//! - The addresses of a section are never without memory: a region is mapped in place of it, and
+//!   ordinary memory with the last values in place of the region, when that goes, also where the
+//!   detach fails afterwards (`mojim_memory::places`).
 //!
 //! Source: Mnemosyne, "Persistent memory regions" (static).
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
 use mojim::{Error, MapFlags, Result, Volume, gmsync, is_region, unmap};
 use mojim_format::persistent::{BUILD_ID, Variable, Variables};
 use mojim_memory::fork::check_fork;
+use mojim_memory::places;
 
 use crate::file::{Found, look};
 use crate::image::{self, Image};
@@ -29,9 +29,7 @@ use crate::image::{self, Image};
 /// A section that is persistent now.
 struct Open {
     start: usize,
-    len: usize,
     file: String,
-    volume: PathBuf,
 }
 
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
@@ -93,9 +91,7 @@ pub unsafe fn open(volume: &Volume, file: &str, start: *mut u8, stop: *mut u8) -
     keep_loaded(&image);
     all.push(Open {
         start: at,
-        len,
         file: file.to_owned(),
-        volume: volume.directory(),
     });
     Ok(())
 }
@@ -124,27 +120,20 @@ unsafe fn map_over(
     let before = unsafe { std::slice::from_raw_parts(start, len) }.to_vec();
     // SAFETY: as above.
     match unsafe { volume.map_over(file, len, flags(offset, start as usize)) } {
-        Ok(_) => Ok(before),
-        Err(e) => {
-            // SAFETY: as above; no region is there.
-            unsafe { put_back(start, &before) };
-            Err(e)
+        Ok(_) => {
+            places::leave_memory(start as usize);
+            Ok(before)
         }
-    }
-}
-
-/// Gives a section plain memory with these bytes.
-///
-/// # Safety
-/// Nobody uses the section, which no region covers.
-unsafe fn put_back(start: *mut u8, bytes: &[u8]) {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: whole pages of the section: it begins on a page, and nothing else is in its last.
-    if unsafe { mmap_anonymous(start.cast(), bytes.len(), prot, flags) }.is_ok() {
-        // SAFETY: the memory was just made.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) };
+        Err(e) => {
+            // SAFETY: the section's pages, where no region is: what it was, or what holds its
+            // addresses. It begins on a page, and nothing else is in its last.
+            match unsafe { places::replace(start, &before) } {
+                Ok(()) => Err(e),
+                Err(worse) => Err(Error::Poisoned(format!(
+                    "{e}; and then the variables have lost their memory: {worse}"
+                ))),
+            }
+        }
     }
 }
 
@@ -171,12 +160,9 @@ unsafe fn begin(
             (head.ptr.cast_const(), head.len),
             (section.0.cast_const(), section.1),
         ];
-        gmsync(&both).map(drop).inspect_err(|_| {
-            if unmap(section.0, section.1).is_ok() {
-                // SAFETY: as above; the region is gone.
-                unsafe { put_back(section.0, &values) };
-            }
-        })
+        // Ordinary memory with the values takes the region's place.
+        let undone = |e| unmap(section.0, section.1).and(Err(e));
+        gmsync(&both).map(drop).or_else(undone)
     });
     let gone = unmap(head.ptr, head.len);
     done.and(gone)
@@ -220,10 +206,12 @@ fn keep_loaded(image: &Image) {
 
 /// Fails, and says what changed, unless the file's variables are the program's.
 fn check_layout(then: &Variables, now: &Variables, file: &str, image: &Image) -> Result<()> {
-    let same_build = then.build_id == now.build_id && now.build_id != [0; BUILD_ID];
-    let what = if same_build && then.size == now.size {
-        return Ok(());
-    } else if now.list.is_empty() || then.list.is_empty() {
+    let what = if now.list.is_empty() || then.list.is_empty() {
+        // Where there are names, they count: a build id can be given to many builds.
+        let same_build = then.build_id == now.build_id && now.build_id != [0; BUILD_ID];
+        if same_build && then.size == now.size {
+            return Ok(());
+        }
         let which = if now.list.is_empty() {
             "this program"
         } else {
@@ -282,43 +270,6 @@ pub fn difference(then: &[Variable], now: &[Variable]) -> Option<String> {
     })
 }
 
-/// What the variables of a volume are while it is detached.
-pub struct Kept(Vec<(usize, Vec<u8>)>);
-
-/// To be called before a volume is detached: takes the values of its variables.
-pub fn before_detach(volume: &Volume) -> Kept {
-    if check_fork().is_err() {
-        // A child's variables are a copy that stays; and a thread of its parent may have had the
-        // lock.
-        return Kept(Vec::new());
-    }
-    let directory = volume.directory();
-    let all = open_ones();
-    let of = |o: &&Open| o.volume == directory && is_region(o.start);
-    let values = |o: &Open| {
-        // SAFETY: the section's memory, of which a region is mapped. That other threads store
-        // there while their volume is detached is excluded by the rules of detaching.
-        let bytes = unsafe { std::slice::from_raw_parts(o.start as *const u8, o.len) };
-        (o.start, bytes.to_vec())
-    };
-    Kept(all.iter().filter(of).map(values).collect())
-}
-
-impl Kept {
-    /// To be called when the volume is detached: the variables are plain memory again, with the
-    /// values that they had.
-    pub fn after_detach(self) {
-        let mut all = open_ones();
-        for (start, bytes) in &self.0 {
-            if !is_region(*start) {
-                all.retain(|o| o.start != *start);
-                // SAFETY: the section's pages, which nothing covers any more.
-                unsafe { put_back(*start as *mut u8, bytes) };
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,6 +282,36 @@ mod tests {
                 name: (*name).to_owned(),
             })
             .collect()
+    }
+
+    /// Two builds with the same given build id (`-Wl,--build-id=0x...`), whose variables were
+    /// swapped, were taken for one.
+    #[test]
+    fn a_build_id_counts_only_where_there_are_no_names() {
+        let of = |of: &[(&str, u64, u64)]| Variables {
+            size: 16,
+            build_id: [1; BUILD_ID],
+            list: list(of),
+        };
+        let (a, b, stripped) = (
+            of(&[("a", 0, 8), ("b", 8, 8)]),
+            of(&[("b", 0, 8), ("a", 8, 8)]),
+            of(&[]),
+        );
+        let image = Image {
+            list: Vec::new(),
+            build_id: [1; BUILD_ID],
+            path: "p".into(),
+            library: None,
+        };
+        let check = |then, now| check_layout(then, now, "f", &image);
+        assert!(check(&a, &b).is_err());
+        assert!(check(&a, &a).is_ok() && check(&a, &stripped).is_ok());
+        let other = Variables {
+            build_id: [2; BUILD_ID],
+            ..of(&[])
+        };
+        assert!(check(&a, &other).is_err());
     }
 
     #[test]
