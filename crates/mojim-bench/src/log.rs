@@ -159,7 +159,7 @@ pub fn run(o: &LogOptions) -> io::Result<()> {
 fn subject<'a>(place: &'a Place, record: &'a [u8]) -> impl Subject + 'a {
     let prepare = |log: &mut &AppendLog| {
         // The ring's room for a whole operation.
-        let (head, tail) = log.ends();
+        let (head, tail) = log.ends().map_err(io::Error::other)?;
         let words = (BATCH * (record.len() / 7 + 4)) as u64;
         match tail - head + words > RING as u64 / 8 {
             true => log.truncate(tail).map_err(io::Error::other),

@@ -266,7 +266,7 @@ pub unsafe extern "C-unwind" fn mojim_log_ends(
     guard(-1, || {
         // SAFETY: the caller's promise.
         unsafe {
-            let (head, tail) = opened(log)?.ends();
+            let (head, tail) = opened(log)?.ends()?;
             for (to, value) in [(first, head), (end, tail)] {
                 if let Some(to) = to.as_mut() {
                     *to = value;

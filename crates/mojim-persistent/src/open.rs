@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -41,7 +41,8 @@ enum Place {
     Region(Mutex<Log<InRegion>>, Volume),
     Persistent(
         Mutex<Log<Persistent>>,
-        #[allow(dead_code, reason = "holds a lock")] File,
+        // Holds the lock.
+        File,
         u32,
     ),
 }
@@ -185,42 +186,67 @@ impl AppendLog {
     ) -> Result<AppendLog> {
         let what = || format!("opening {}", path.display());
         let mut options = File::options();
-        options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600);
-        let file = || options.open(path).map(OwnedFd::from);
+        options.read(true).write(true).mode(0o600);
+        let mut made = true;
+        let file = || match options.clone().create_new(true).open(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                made = false;
+                options.open(path).map(OwnedFd::from)
+            }
+            file => file.map(OwnedFd::from),
+        };
         let file = File::from(descriptors::open(file).context(what)?);
         let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-        if locked.is_err() {
+        let meta = file.metadata().context(what)?;
+        // Without a name it is one that a call which failed has just removed.
+        if locked.is_err() || meta.nlink() == 0 {
             return Err(Error::Busy(format!(
                 "{}: a process has the log open",
                 path.display()
             )));
         }
-        let there = file.metadata().context(what)?.len();
+        let there = meta.len();
+        AppendLog::over(&file, path, (size, there), encoding, delay)
+            .inspect_err(|_| {
+                // While it is locked: nobody has it.
+                let _ = match (made, there) {
+                    (true, _) => std::fs::remove_file(path),
+                    (false, 0) => file.set_len(0),
+                    (false, _) => Ok(()),
+                };
+            })
+            .map(|(log, base, bytes)| AppendLog {
+                place: Place::Persistent(Mutex::new(log), file, std::process::id()),
+                base,
+                bytes,
+            })
+    }
+
+    /// The log in a locked file of `there` bytes; with its memory.
+    fn over(
+        file: &File,
+        path: &Path,
+        (size, there): (usize, u64),
+        encoding: Option<Encoding>,
+        delay: u32,
+    ) -> Result<(Log<Persistent>, *mut u8, usize)> {
+        let what = || format!("opening {}", path.display());
         let bytes = bytes_for(path, size, there)?;
         if there == 0 {
             // All of it, so that no store finds the file system full.
             let done =
-                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
+                rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
             done.map_err(std::io::Error::from).context(what)?;
             file.sync_all().context(what)?;
         }
-        let base = map_persistent(&file, bytes, path)?;
+        let base = map_persistent(file, bytes, path)?;
         // SAFETY: the mapping has these words; it goes after the log.
         let medium = unsafe { Persistent::new(base, bytes / 8, Delay::of(delay)) };
         let log = open(medium, bytes / 8, encoding, path).inspect_err(|_| {
             // SAFETY: nobody else has the mapping.
             let _ = unsafe { mm::munmap(base.cast(), bytes) };
         })?;
-        Ok(AppendLog {
-            place: Place::Persistent(Mutex::new(log), file, std::process::id()),
-            base,
-            bytes,
-        })
+        Ok((log, base, bytes))
     }
 
     /// In a child made by fork a log in persistent memory is its parent's.
@@ -259,8 +285,9 @@ impl AppendLog {
     }
 
     /// Position of the oldest record, and behind the last one.
-    pub fn ends(&self) -> (u64, u64) {
-        with!(self, l => (l.head(), l.tail()))
+    pub fn ends(&self) -> Result<(u64, u64)> {
+        self.check()?;
+        Ok(with!(self, l => (l.head(), l.tail())))
     }
 
     /// Closes it. What was not acknowledged is discarded, or is in doubt.
@@ -268,9 +295,13 @@ impl AppendLog {
         match self.place {
             Place::Region(_, volume) if volume.is_usable() => unmap(self.base, self.bytes),
             Place::Region(..) => Ok(()),
-            Place::Persistent(..) => {
+            Place::Persistent(_, file, pid) => {
                 // SAFETY: the log's own mapping, which nobody uses any more.
                 let done = unsafe { mm::munmap(self.base.cast(), self.bytes) };
+                // A child made by fork has the descriptor, too, and would keep the lock.
+                if pid == std::process::id() {
+                    let _ = rustix::fs::flock(&file, FlockOperation::Unlock);
+                }
                 done.map_err(std::io::Error::from)
                     .context(|| "closing a log".into())
             }
@@ -300,5 +331,34 @@ fn map_persistent(file: &File, bytes: usize, path: &Path) -> Result<*mut u8> {
             )))
         }
         Err(e) => Err(std::io::Error::from(e)).context(what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What failed left a file, of the log's whole size where the mapping failed; and a child made
+    /// by fork kept the lock of a log that was closed.
+    #[test]
+    fn what_fails_leaves_no_file_and_what_is_closed_no_lock() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("log");
+        let open = |size, encoding| AppendLog::open_persistent(&path, size, encoding, 0);
+        assert!(open(0, None).is_err() && !path.exists());
+        assert!(open(4096, None).is_err() && !path.exists());
+        std::fs::write(&path, "").unwrap();
+        assert!(open(4096, None).is_err());
+        assert_eq!(path.metadata().unwrap().len(), 0, "it was there");
+        let log = open(4096, Some(Encoding::Checksum)).unwrap();
+        assert!(matches!(open(0, None), Err(Error::Busy(_))));
+        let Place::Persistent(_, file, _) = &log.place else {
+            unreachable!("opened so");
+        };
+        let of_child = file.try_clone().unwrap();
+        log.close().unwrap();
+        let log = open(0, None).unwrap();
+        assert!(log.ends().is_ok());
+        drop(of_child);
     }
 }
