@@ -9,8 +9,13 @@ use std::sync::{Mutex, MutexGuard};
 /// Ends the attachment when it is dropped.
 pub(crate) struct Attached {
     pub(crate) engine: engine::Volume,
-    /// The file of each region and heap.
-    mapped: Mutex<Vec<String>>,
+    mapped: Mutex<Vec<Mapped>>,
+}
+
+/// A region, or a heap: no file has both.
+pub(crate) struct Mapped {
+    pub(crate) file: String,
+    pub(crate) is_heap: bool,
 }
 
 impl std::fmt::Debug for Attached {
@@ -36,15 +41,15 @@ impl Attached {
         }
     }
 
-    /// The file of each region and heap. None comes or goes while it is held.
-    pub(crate) fn mapped(&self) -> MutexGuard<'_, Vec<String>> {
+    /// All regions and heaps. None comes or goes while it is held.
+    pub(crate) fn mapped(&self) -> MutexGuard<'_, Vec<Mapped>> {
         self.mapped.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A region of `file` has gone.
+    /// A region or a heap of `file` has gone.
     pub(crate) fn unmapped(&self, file: &str) {
         let mut mapped = self.mapped();
-        if let Some(i) = mapped.iter().position(|f| f == file) {
+        if let Some(i) = mapped.iter().position(|m| m.file == file) {
             mapped.swap_remove(i);
         }
     }

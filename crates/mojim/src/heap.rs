@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use engine::{Error, Result};
 use mojim_heap::{ALLOCATED, Block, FREE, HeapOptions};
 
-use crate::attached::Attached;
+use crate::attached::{Attached, Mapped};
 use crate::persistent::{Persistent, Ptr, Stored};
 use crate::volume::Volume;
 
@@ -108,8 +108,8 @@ impl Heap {
     /// GiB of addresses; the file grows as needed.
     ///
     /// # Errors
-    /// [`Error::Busy`] if it is open; `Io` with EADDRINUSE if something else is at its addresses
-    /// (`mojim heap move` gives it others); [`Error::Damaged`] if the file is no heap;
+    /// [`Error::Busy`] if it is open, or the file has regions; `Io` with EADDRINUSE if something else
+    /// is at its addresses (`mojim heap move` gives it others); [`Error::Damaged`] if the file is no heap;
     /// [`Error::Unsupported`] where the volume rounds to pages or shares working copies.
     pub fn open(volume: &Volume, file: &str) -> Result<Heap> {
         Heap::open_at(volume, file, 0, 0)
@@ -120,9 +120,17 @@ impl Heap {
     pub fn open_at(volume: &Volume, file: &str, capacity: usize, address: usize) -> Result<Heap> {
         let attached = volume.attached();
         let mut mapped = attached.mapped();
+        if mapped.iter().any(|m| m.file == file && !m.is_heap) {
+            return Err(Error::Busy(format!(
+                "{file} has regions, through which a heap would change"
+            )));
+        }
         let options = HeapOptions::new(capacity, address).exact();
         let heap = mojim_heap::Heap::open(&attached.engine, file, &options)?;
-        mapped.push(file.to_owned());
+        mapped.push(Mapped {
+            file: file.to_owned(),
+            is_heap: true,
+        });
         Ok(Heap {
             heap,
             file: file.to_owned(),
@@ -246,19 +254,13 @@ fn state(block: &Block) -> &AtomicU8 {
 }
 
 /// Blocks that a transaction allocated or freed. After its end, whatever that was, those that are
-/// free are the heap's again.
+/// free are the heap's again. One that was allocated and freed is named twice.
 struct Blocks(mojim_heap::Heap, Vec<Block>);
-
-impl Blocks {
-    fn push(&mut self, block: Block) {
-        if self.1.iter().all(|b| b.ptr != block.ptr) {
-            self.1.push(block);
-        }
-    }
-}
 
 impl Drop for Blocks {
     fn drop(&mut self) {
+        self.1.sort_unstable_by_key(|b| b.ptr);
+        self.1.dedup_by_key(|b| b.ptr);
         for block in self.1.drain(..) {
             if state(&block).load(Relaxed) == FREE {
                 self.0.give(block);
@@ -347,7 +349,7 @@ impl Tx<'_> {
     ) -> Result<Ptr<T>> {
         let size = T::size(count).saturating_add(HEAD);
         let block = self.heap.take(size, HEAD)?;
-        self.blocks.push(block);
+        self.blocks.1.push(block);
         // SAFETY: a free block of so many bytes and its state byte, both this transaction's.
         unsafe {
             self.log.add(block.state, 1)?;
@@ -417,7 +419,7 @@ impl Tx<'_> {
         let (block, _) = follow(self.heap, ptr)?;
         // SAFETY: a state byte of the heap.
         unsafe { self.log.add(block.state, 1)? };
-        self.blocks.push(block);
+        self.blocks.1.push(block);
         state(&block).store(FREE, Relaxed);
         Ok(())
     }

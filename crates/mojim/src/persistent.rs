@@ -62,18 +62,26 @@ unsafe impl<T: ?Sized + 'static> Persistent for Option<Ptr<T>> {
 
 /// Makes a struct of persistent types that is [`Persistent`](crate::Persistent). Its layout is C's.
 ///
-/// A program whose struct has other fields is refused by a heap that has the old ones.
+/// A program whose struct has other fields is refused by a heap that has the old ones. Fields have
+/// no attributes but documentation: one that `cfg` takes away would still be in the type's tag.
 ///
 /// ```
 /// mojim::persistent! {
 ///     /// A point.
 ///     #[derive(Clone, Copy, Debug, PartialEq)]
 ///     pub struct Point {
+///         /// To the right.
 ///         pub x: i32,
 ///         pub y: i32,
 ///     }
 /// }
 /// assert_eq!(size_of::<Point>(), 8);
+/// ```
+///
+/// ```compile_fail
+/// mojim::persistent! {
+///     struct Point { x: i32, #[cfg(all())] y: i32 }
+/// }
 /// ```
 ///
 /// ```compile_fail,E0277
@@ -84,12 +92,12 @@ unsafe impl<T: ?Sized + 'static> Persistent for Option<Ptr<T>> {
 #[macro_export]
 macro_rules! persistent {
     ($(#[$meta:meta])* $vis:vis struct $name:ident {
-        $($(#[$field_meta:meta])* $field_vis:vis $field:ident : $type:ty),* $(,)?
+        $($(#[doc = $doc:expr])* $field_vis:vis $field:ident : $type:ty),* $(,)?
     }) => {
         $(#[$meta])*
         #[repr(C)]
         $vis struct $name {
-            $($(#[$field_meta])* $field_vis $field: $type),*
+            $($(#[doc = $doc])* $field_vis $field: $type),*
         }
         // SAFETY: laid out as in C, of persistent fields.
         unsafe impl $crate::Persistent for $name {

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::{CopyReport, Error, MapFlags, Result};
+use mojim_format::heap::HEAP_MAGIC;
 
-use crate::attached::Attached;
+use crate::attached::{Attached, Mapped};
 use crate::region::Region;
 
 /// A volume to which this process is attached as its primary.
@@ -153,7 +154,8 @@ impl Volume {
     /// memory. What is in no sync point when the region is dropped is discarded.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a region shows some of these bytes already; [`Error::Unsupported`] where
+    /// [`Error::Busy`] if a region shows some of these bytes already; [`Error::Invalid`] if the file
+    /// is a heap ([`Heap`](crate::Heap)); [`Error::Unsupported`] where
     /// the volume shares working copies (see [`Volume::map_shared`]); those of a sync point, where
     /// the file is made or grows.
     pub fn map(&self, file: &str, len: usize) -> Result<Region> {
@@ -228,19 +230,49 @@ impl Volume {
     ) -> Result<Region> {
         // Held, so that no call takes from the file what is about to be mapped.
         let mut mapped = self.0.mapped();
+        if self.is_heap(file, options, &mapped)? {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: it is a heap, whose pointers a region would make out of any bytes; open it with Heap"
+            )));
+        }
         let flags = MapFlags {
             atomic: true,
             ..options.flags
         };
         let mapping = map(options.len, flags)?;
-        mapped.push(file.to_owned());
+        mapped.push(Mapped {
+            file: file.to_owned(),
+            is_heap: false,
+        });
         Ok(Region::new(&self.0, file, mapping, !flags.read_only))
+    }
+
+    fn is_heap(&self, file: &str, options: &MapOptions, mapped: &[Mapped]) -> Result<bool> {
+        if let Some(m) = mapped.iter().find(|m| m.file == file) {
+            return Ok(m.is_heap);
+        }
+        let len = HEAP_MAGIC.len();
+        if self.size(file)?.is_none_or(|size| size < len as u64) {
+            return Ok(false);
+        }
+        let flags = MapFlags {
+            atomic: true,
+            read_only: true,
+            shared: options.flags.shared,
+            ..MapFlags::default()
+        };
+        let head = self.0.engine.map(file, len, flags)?;
+        // SAFETY: a mapping of so many bytes that nobody else knows. If it shows stores of other
+        // processes, any bytes do.
+        let magic = unsafe { head.ptr.cast::<[u8; HEAP_MAGIC.len()]>().read_volatile() };
+        engine::unmap(head.ptr, head.len)?;
+        Ok(magic == HEAP_MAGIC)
     }
 
     /// Holds off new regions while `change` changes files of which there must be none.
     fn change(&self, files: &[&str], change: impl FnOnce() -> Result<()>) -> Result<()> {
         let mapped = self.0.mapped();
-        match files.iter().find(|f| mapped.iter().any(|m| m == *f)) {
+        match files.iter().find(|f| mapped.iter().any(|m| m.file == **f)) {
             Some(file) => Err(Error::Busy(format!(
                 "{file} has regions, whose bytes would change"
             ))),

@@ -243,3 +243,51 @@ fn threads_share_a_heap() {
         }
     });
 }
+
+/// Through a region of its file safe code could change a heap under references to it, or make
+/// pointers.
+#[test]
+fn a_file_has_regions_or_a_heap() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut heap = Heap::open(&volume, "h").unwrap();
+    heap.root_or("n", || 1u64).unwrap();
+    let region = volume.map("r", 8).unwrap();
+    assert!(matches!(Heap::open(&volume, "r"), Err(Error::Busy(_))));
+    // Also behind what the heap has mapped, and when it is closed.
+    let behind = mojim::MapOptions::new().offset(1 << 30).len(8);
+    let refused = || {
+        assert!(matches!(volume.map("h", 0), Err(Error::Invalid(_))));
+        let mapped = volume.map_with("h", &behind);
+        assert!(matches!(mapped, Err(Error::Invalid(_))));
+    };
+    refused();
+    drop(heap);
+    refused();
+    drop(Heap::open(&volume, "h").unwrap());
+    drop(region);
+    volume.map("r", 8).unwrap();
+}
+
+/// A block that a transaction allocates and frees was named twice among those that the heap gets
+/// back: two values got the same block.
+#[test]
+fn a_block_is_given_back_once() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut heap = Heap::open(&volume, "h").unwrap();
+    heap.atomically(|tx| {
+        let kept = tx.alloc(0u64)?;
+        for n in 1..9 {
+            let freed = tx.alloc(n)?;
+            tx.free(freed)?;
+        }
+        tx.free(kept)
+    })
+    .unwrap();
+    let alloc = |n| heap.atomically(|tx| tx.alloc(n)).unwrap();
+    let mut all: Vec<_> = (0..20u64).map(alloc).collect();
+    all.sort_by_key(|p| format!("{p:?}"));
+    all.dedup();
+    assert_eq!(all.len(), 20);
+}
