@@ -387,6 +387,9 @@ fn table(rows: &[HeapRow], out: &mut impl Write) -> io::Result<()> {
 
 /// Runs it and prints the rows.
 pub fn run(o: &HeapOptions) -> io::Result<()> {
+    // Before libmojim.so, which takes much of the room that the C library keeps for the variables of
+    // threads of libraries that come late.
+    let rivals = rivals();
     let m = Mojim::load()?;
     let scratch = match &o.dir {
         Some(d) => Scratch::new_in(d)?,
@@ -408,7 +411,7 @@ pub fn run(o: &HeapOptions) -> io::Result<()> {
     let h = unsafe { (m.open)(volume, c"heap".as_ptr(), 0, std::ptr::null_mut(), 0) };
     m.check(h, std::ptr::null_mut())?;
     let mut all = vec![("mojim", Allocator::Heap(m, h as usize))];
-    all.extend(rivals());
+    all.extend(rivals);
     let mut rows = Vec::new();
     for threads in [1, 2] {
         rows.extend(case(o, "16 to 256 bytes", false, threads, &all)?);
