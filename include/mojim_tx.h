@@ -70,8 +70,8 @@ MOJIM_TX_PURE int mojim_tx_set(uint64_t *place, uint64_t value);
 /* Ends the innermost level. An inner one's changes become the outer one's. The outermost
  * commits: all bytes that were added, exactly, as one sync point. -1 with the errno of gmsync, or
  * ENOMEM: the transaction stays open with its stores in memory. Call again, or
- * abort; after ETIMEDOUT it may be in doubt, and only the former is left. What was stored
- * between two tries is in the later one; the earlier one may be committed by itself. */
+ * abort; once it failed with ETIMEDOUT, or after that with ENOSPC, it may be in doubt, and
+ * only the former is left. What was stored between two tries is in the later one; the earlier one may be committed by itself. */
 int mojim_tx_commit(void);
 
 /* Takes the innermost level back, and ends it. -1 with ETIMEDOUT where it is in
@@ -94,7 +94,8 @@ MOJIM_TX_PURE int mojim_tx_on_abort(void (*f)(void *arg), void *arg);
  * the same commit as the allocation: a crash leaves both or neither. Inside a
  * transaction, part of it; else one of its own. `pointer` may lie anywhere. The
  * block's bytes are committed by the transaction as they are when it commits. -1: ENOMEM,
- * EINVAL, and the errors of mojim_tx_commit. (Mnemosyne's pmalloc.) */
+ * EINVAL, and the errors of mojim_tx_commit: then nothing has changed. While a transaction of
+ * its own is in doubt, the call tries again, as a captured block does. (Mnemosyne's pmalloc.) */
 MOJIM_TX_PURE int mojim_pmalloc(mojim_heap_t *h, size_t size, void **pointer);
 
 /* Frees the block at *pointer, and sets that to NULL, likewise. */
