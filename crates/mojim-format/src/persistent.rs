@@ -31,6 +31,8 @@ pub const LOG_FIXED_WORDS: usize = 5;
 pub const LOG_HEAD_WORD: usize = 8;
 /// The word with the position behind the last record, for the encoding with two fences.
 pub const LOG_TAIL_WORD: usize = 16;
+/// The word that counts the openings of the log, for the encoding with checksums.
+pub const LOG_OPENING_WORD: usize = 24;
 /// The first word of a log's ring.
 pub const LOG_RING_WORD: usize = 64;
 

@@ -19,7 +19,7 @@ mod torn;
 use mojim::{Error, Result};
 use mojim_format::crc32c;
 use mojim_format::persistent::{
-    LOG_FIXED_WORDS, LOG_HEAD_WORD, LOG_MAGIC, LOG_RING_WORD, LOG_TAIL_WORD,
+    LOG_FIXED_WORDS, LOG_HEAD_WORD, LOG_MAGIC, LOG_OPENING_WORD, LOG_RING_WORD, LOG_TAIL_WORD,
 };
 
 #[doc(hidden)]
@@ -139,32 +139,53 @@ impl<M: Medium> Log<M> {
                 medium,
                 words: ring,
                 salt: fixed[3],
+                opening: 0,
                 defect,
             },
             encoding,
             head,
             tail: head,
         };
-        let tail = match encoding {
-            Encoding::TwoFences => log.ring.medium.load(LOG_TAIL_WORD),
+        log.find_tail()?;
+        Ok(Ok(log))
+    }
+
+    /// Finds the end, and makes what is behind it unreadable.
+    fn find_tail(&mut self) -> Result<()> {
+        let tail = match self.encoding {
+            Encoding::TwoFences => self.ring.medium.load(LOG_TAIL_WORD),
             _ => u64::MAX,
         };
-        while log.tail < tail
-            && let Some(next) = log.next(log.tail, &mut Vec::new())
+        let mut opening = None;
+        while self.tail < tail
+            && let Some(next) = self.next(self.tail, &mut Vec::new())
         {
-            log.tail = next;
+            if self.encoding == Encoding::Checksum {
+                let of = checksum::opening(&self.ring, self.tail);
+                if opening.is_some_and(|before| !checksum::is_from(of, before)) {
+                    break;
+                }
+                opening = Some(of);
+            }
+            self.tail = next;
         }
-        match encoding {
+        match self.encoding {
             Encoding::TornBit => {
-                let behind = log.tail..log.end();
-                torn::clean(&mut log.ring, behind)?;
+                let behind = self.tail..self.end();
+                torn::clean(&mut self.ring, behind)
             }
-            Encoding::TwoFences if tail != log.tail => {
-                log.ring.set(LOG_TAIL_WORD, log.tail)?;
+            Encoding::TwoFences if tail != self.tail => self.ring.set(LOG_TAIL_WORD, self.tail),
+            Encoding::TwoFences => Ok(()),
+            Encoding::Checksum => {
+                // The count may be damaged, too. It is durable with the first append.
+                let counted = self.ring.medium.load(LOG_OPENING_WORD);
+                let last = opening.filter(|last| !checksum::is_from(counted, *last));
+                self.ring.opening = checksum::next_opening(last.unwrap_or(counted));
+                self.ring.medium.store(LOG_OPENING_WORD, self.ring.opening);
+                self.ring.medium.flush(LOG_OPENING_WORD, 1);
+                Ok(())
             }
-            _ => {}
         }
-        Ok(Ok(log))
     }
 
     /// Where the words end that an append may use.

@@ -49,6 +49,8 @@ pub struct Ring<M> {
     pub words: usize,
     /// The log's random number.
     pub salt: u64,
+    /// Checksums: the number of this opening of the log.
+    pub opening: u64,
     /// What is done wrongly.
     pub defect: Option<Defect>,
 }
