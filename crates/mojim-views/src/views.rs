@@ -799,7 +799,11 @@ impl Inner {
             let why = match timeout_at(deadline, attempt).await {
                 Ok(Ok(Here::Done(done))) => return Ok(done),
                 Ok(Ok(Here::Elsewhere(why))) => why,
-                Ok(Err(e)) => return Err(e),
+                // A refusal. Whatever else kept the answer away may not do so again.
+                Ok(Err(e @ (Error::NotFound(_) | Error::Invalid(_) | Error::Stale(_)))) => {
+                    return Err(e);
+                }
+                Ok(Err(e)) => e.to_string(),
                 Err(_) => return Err(self.nobody("too few voters agree")),
             };
             self.pause(leader, deadline).await;
