@@ -201,7 +201,7 @@ impl Home {
     }
 
     /// How many records a node's log has on its disk that its checkpoint does not cover.
-    fn waiting(&self, node: &str) -> usize {
+    pub fn waiting(&self, node: &str) -> usize {
         let from = self.checkpoint(node);
         let (records, _) = self.records(node);
         records.iter().filter(|(lsn, _)| *lsn > from).count()
