@@ -499,12 +499,11 @@ impl Heap {
     /// `Invalid` if the calling thread has a transaction open; and those of a sync point.
     pub fn sync(self) -> Result<()> {
         self.check()?;
-        let _alone = self.alone()?;
         let inner = self.0;
-        inner.check_whole()?;
         let this = inner.shared.begun.fetch_add(1, SeqCst) + 1;
         // What other threads freed before they could see this number is in memory from here on.
-        barrier();
+        let _alone = self.alone()?;
+        inner.check_whole()?;
         inner.space.sync(&inner.shared.slabs.mappings())?;
         inner.synced.fetch_max(this, SeqCst);
         inner.settle_freed(this);
@@ -887,21 +886,6 @@ impl Keeper for Inner {
                 self.keep_freed(cache.stamp, class as u8, freed);
             }
         }
-    }
-}
-
-/// Every store that other threads of this process have made is visible from here on.
-fn barrier() {
-    const REGISTER: libc::c_int = 1 << 4;
-    const EXPEDITED: libc::c_int = 1 << 3;
-    let call = |command: libc::c_int| {
-        // SAFETY: membarrier touches no memory of the caller.
-        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) }
-    };
-    if call(EXPEDITED) != 0 && (call(REGISTER) != 0 || call(EXPEDITED) != 0) {
-        // Linux before 4.14: an interrupt for every processor is what a change of a mapping's
-        // protection costs; here a pause does, by far longer than any store waits.
-        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 

@@ -65,6 +65,18 @@ impl Mark {
         self.owner.store(me(), Relaxed);
     }
 
+    /// Where its fields lie, and its size.
+    #[cfg(test)]
+    pub(crate) fn layout() -> [usize; 4] {
+        use std::mem::offset_of;
+        [
+            offset_of!(Mark, open),
+            offset_of!(Mark, held),
+            offset_of!(Mark, owner),
+            size_of::<Mark>(),
+        ]
+    }
+
     /// Whether it is up.
     pub fn is_up(&self) -> bool {
         self.open.load(Acquire) != 0
@@ -117,6 +129,9 @@ pub struct Alone(MutexGuard<'static, Vec<&'static Mark>>);
 
 /// Waits until no other thread has a transaction open, and keeps them from beginning one. `None`
 /// if the caller has one open itself; it begins none meanwhile.
+///
+/// Passes a barrier on every processor: what another thread stored before it could see what the caller
+/// stored before this call is visible when this returns.
 pub fn alone() -> Option<Alone> {
     let all = ALL.lock().unwrap_or_else(|e| e.into_inner());
     if all
@@ -131,9 +146,17 @@ pub fn alone() -> Option<Alone> {
     }
     // From here on they are let go, whatever happens.
     let alone = Alone(all);
-    match BARRIER.load(Relaxed) && !alone.0.is_empty() {
+    if !BARRIER.load(Relaxed) {
+        BARRIER.store(barrier::register(), Relaxed);
+    }
+    match BARRIER.load(Relaxed) {
         true => barrier::pass(),
-        false => fence(SeqCst),
+        false => {
+            // Begins of transactions have a fence then. Other stores are in memory after a pause: by
+            // far longer than any store waits.
+            fence(SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     for mark in &*alone.0 {
         pause(|| !mark.is_up());
