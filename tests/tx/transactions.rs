@@ -66,6 +66,61 @@ fn captured_blocks_are_whole_or_not_there() {
     }
 }
 
+/// A block that calls what no transaction can take back runs, and says so once; nothing of it is
+/// committed, nor is any transaction after it.
+#[test]
+fn relaxed_blocks_with_unsafe_calls_are_not_committed() {
+    for (optimized, how) in [("-O0", "whole"), ("-O2", "part")] {
+        let v = TestVolume::new("");
+        let program = v.root.join("relaxed");
+        compile_captured("gcc", "tests/tx/relaxed.c", &program, &[optimized]);
+        let out = output(Command::new(&program).arg(v.config()).arg(how));
+        assert!(out.status.success(), "{how}: {}", text(&out));
+        assert_eq!(String::from_utf8_lossy(&out.stdout), "unsafe 2\n");
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        for part in ["a __transaction_relaxed block", "none is from here on"] {
+            assert_eq!(said.matches(part).count(), 1, "{how}: {said}");
+        }
+        succeed(Command::new(&program).arg(v.config()).arg("check"));
+    }
+}
+
+/// The names that a library defines for data, and for variables of threads, in plain text.
+fn data_of(library: &str) -> Vec<String> {
+    let mut nm = Command::new("nm");
+    let out = succeed(
+        nm.args(["-C", "--defined-only"])
+            .arg(libraries().join(library)),
+    );
+    let words = out.lines().map(|l| l.splitn(3, ' ').collect::<Vec<_>>());
+    let mut names = Vec::new();
+    for w in words.filter(|w| w.len() == 3) {
+        if ["b", "B", "d", "D"].contains(&w[1]) {
+            names.push(w[2].to_owned());
+        }
+    }
+    names
+}
+
+/// Which thread has which transaction open is known to libmojim.so alone: what the other library
+/// has of the same code has no variables there. (With a registry of its own it would begin
+/// transactions that no sync of a heap waits for.)
+#[test]
+fn the_state_of_transactions_is_in_one_library() {
+    let is_state = |name: &&String| {
+        ["mojim_undo", "mojim_tx", "mojim_heap"]
+            .iter()
+            .any(|c| name.contains(c))
+    };
+    let ours = data_of("libmojim.so");
+    for variable in ["mojim_undo::open::ALL", "mojim_tx::commit::FAILED"] {
+        assert!(ours.iter().any(|n| n.contains(variable)), "{variable}");
+    }
+    let theirs = data_of("libmojim_itm.so");
+    assert_eq!(theirs.iter().find(is_state), None);
+    assert!(theirs.iter().any(|n| n == "mojim_itm_log"), "{theirs:?}");
+}
+
 /// The lines that the programs of `program.h` print: what each has in the end.
 fn outcomes(text: &str) -> BTreeMap<String, String> {
     let lines = text.lines().filter_map(|l| l.split_once(' '));

@@ -6,6 +6,9 @@
 //!
 //! Where there can be no file system in user space, a test says so and passes.
 
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -15,8 +18,9 @@ mod disk;
 mod support;
 
 use disk::{Disk, Work};
+use support::cluster::{self, SYNC};
 use support::voters::Cluster;
-use support::{Counted, Process, await_that};
+use support::{Counted, Process, await_that, continue_all, libraries, stop_all, text};
 
 /// Kills node `a`'s daemon and its program `p` right after `before`, while `b` is the mirror:
 /// how much was acknowledged. A primary that stood still may give its mirror up before its
@@ -168,4 +172,88 @@ fn a_disk_that_fails_once_is_not_believed_any_more() {
     c.await_view("b", "b", Some("a"));
     c.assert_equal();
     q.finish();
+}
+
+/// A program of transactions (`tests/tx/doubt.c`), which does what it is told.
+struct Told(Process);
+
+impl Told {
+    fn start(c: &cluster::Cluster) -> Told {
+        let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let (libraries, bin) = (libraries(), c.dir.join("doubt"));
+        let mut cc = Command::new("gcc");
+        cc.args(["-fgnu-tm", "-O1", "-Wall", "-Werror", "-pthread", "-I"]);
+        cc.arg(top.join("include"))
+            .arg(top.join("tests/tx/doubt.c"));
+        cc.arg("-o").arg(&bin).arg("-L").arg(libraries);
+        cc.args(["-lmojim_itm", "-lmojim"]);
+        cc.arg(format!("-Wl,-rpath,{}", libraries.display()));
+        let out = cc.output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let mut command = Command::new(bin);
+        command.arg(c.file()).arg("a");
+        let mut p = Process::of(command, &c.dir.join("program.txt"));
+        assert_eq!(p.line().as_deref(), Some("open"), "{}", c.logs());
+        Told(p)
+    }
+
+    fn say(&mut self, what: &str) -> String {
+        let stdin = self.0.stdin.as_mut().unwrap();
+        writeln!(stdin, "{what}").unwrap();
+        self.0.line().unwrap_or_else(|| self.0.errors())
+    }
+
+    fn errno(&mut self, what: &str) -> i32 {
+        let said = self.say(what);
+        said.parse().unwrap_or_else(|_| panic!("{what}: {said}"))
+    }
+}
+
+/// A transaction whose mirror stands still is in doubt: it cannot be taken back, also where a later try
+/// finds no room on the disk, and is committed when the mirror goes on. Where the own disk fails instead,
+/// nothing can be committed any more: a captured block in doubt is given up, and all other
+/// transactions of the process are refused and can be taken back.
+#[test]
+fn a_transaction_in_doubt_is_committed_or_ends_with_the_disk() {
+    let c = cluster::Cluster::new(SYNC);
+    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"700ms\""));
+    let Some(disk) = Disk::mount_or_skip(&c.dir.join("a")) else {
+        return;
+    };
+    let (_a, b) = (c.node("a"), c.node("b"));
+    let mut p = Told::start(&c);
+    stop_all(&[b.child.id()]);
+    assert_eq!(p.errno("begin"), 0);
+    assert_eq!(p.errno("commit"), libc::ETIMEDOUT);
+    assert_eq!(p.errno("abort"), libc::ETIMEDOUT);
+    assert_eq!(p.errno("more"), 0);
+    disk.fill("/spill.");
+    assert_eq!(p.errno("commit"), libc::ENOSPC, "{}", p.say("failed"));
+    assert!(disk.has_failed());
+    assert_eq!(p.errno("abort"), libc::ETIMEDOUT);
+    assert_eq!((p.say("words"), p.errno("failed")), ("1 0".into(), 0));
+    continue_all(&[b.child.id()]);
+    await_that("the commit", || match p.errno("commit") {
+        0 => Some(()),
+        libc::ETIMEDOUT => None,
+        e => panic!("{e}: {}", c.logs()),
+    });
+
+    // Nothing is begun from here on that could be a success.
+    stop_all(&[b.child.id()]);
+    assert_eq!(p.errno("begin"), 0);
+    disk.fail(Work::Write, "/v.log.0");
+    assert_eq!(p.errno("block"), 0);
+    await_that("the end of the block", || {
+        (p.errno("failed") == libc::EIO).then_some(())
+    });
+    assert_eq!(p.errno("commit"), libc::EOPNOTSUPP);
+    assert_eq!(p.errno("abort"), 0);
+    assert_eq!(p.errno("own"), libc::EOPNOTSUPP);
+    // The block's stores stay where they are.
+    assert_eq!(p.say("words"), "1 1");
+    let said = p.0.errors();
+    assert_eq!(said.matches("none is from here on").count(), 1, "{said}");
+    continue_all(&[b.child.id()]);
+    p.0.kill();
 }

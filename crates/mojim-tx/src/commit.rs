@@ -17,12 +17,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering::*};
 use std::time::Duration;
 
+#[cfg(not(test))]
 use mojim::commit_exact;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_env::{Error, Result};
 use mojim_undo::{Entry, Log};
 
 use crate::object::{Later, Thread, no_memory, tell, tidy};
+#[cfg(test)]
+use crate::tests::commit_exact;
 
 /// Decides about a captured block that could not be committed: not 0 to try again.
 pub type Decides = unsafe extern "C-unwind" fn(c_int, *const c_char, *mut c_void) -> c_int;
@@ -37,6 +40,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The errno for which a captured block of this process was given up; 0 if none was.
 pub fn failed() -> i32 {
     FAILED.load(Acquire)
+}
+
+/// As if nothing had been given up.
+#[cfg(test)]
+pub(crate) fn forget() {
+    FAILED.store(0, Release);
 }
 
 /// Has `decides` asked about captured blocks that cannot be committed; `None` for the default.

@@ -18,6 +18,8 @@ mod blocks;
 mod commit;
 mod explicit;
 mod object;
+#[cfg(test)]
+mod tests;
 mod thread;
 
 pub use blocks::{free, malloc, pfree, pmalloc, set_root};

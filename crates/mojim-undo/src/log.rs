@@ -570,6 +570,69 @@ mod tests {
         unsafe { *arg.cast::<u32>() += 1 };
     }
 
+    /// Both libraries lay a log out alike, or do not load together: the number in the name of the
+    /// function by which one gets it from the other is that of this layout. So after a change here
+    /// the name gets the next number: in the header, in mojim-c, in mojim-itm, and in this test.
+    #[test]
+    #[cfg_attr(miri, ignore = "it reads files")]
+    fn a_layout_has_its_number() {
+        use std::mem::offset_of;
+        const NUMBER: u32 = 1;
+        let log = [
+            offset_of!(Log, top),
+            offset_of!(Log, end),
+            offset_of!(Log, base),
+            offset_of!(Log, levels),
+            offset_of!(Log, depth),
+            offset_of!(Log, room),
+            offset_of!(Log, mark),
+            offset_of!(Log, later),
+            offset_of!(Log, broken),
+            offset_of!(Log, catches),
+            offset_of!(Log, begun),
+            offset_of!(Log, unthrown),
+            offset_of!(Log, noted),
+            offset_of!(Log, slow),
+            size_of::<Log>(),
+        ];
+        let expected = [0, 8, 16, 24, 32, 36, 40, 56, 60, 64, 68, 72, 80, 88, 96];
+        assert_eq!(log, expected);
+        let level = [
+            offset_of!(Level, registers),
+            offset_of!(Level, mark),
+            offset_of!(Level, later),
+            offset_of!(Level, captured),
+            offset_of!(Level, catches),
+            offset_of!(Level, number),
+            size_of::<Level>(),
+        ];
+        assert_eq!(level, [0, 64, 72, 76, 80, 84, 88]);
+        let slow = [
+            offset_of!(Slow, grow),
+            offset_of!(Slow, deepen),
+            offset_of!(Slow, wait),
+            offset_of!(Slow, commit),
+            offset_of!(Slow, abort),
+            offset_of!(Slow, on_commit),
+            offset_of!(Slow, fail),
+            size_of::<Slow>(),
+        ];
+        assert_eq!(slow, [0, 8, 16, 24, 32, 40, 48, 56]);
+        assert_eq!(Mark::layout(), [0, 4, 8, 16]);
+        assert_eq!([OLD, FRESH, CALL, WORD], [0, 1, 2, 8]);
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for file in [
+            "include/mojim_tx.h",
+            "crates/mojim-c/src/tx.rs",
+            "crates/mojim-itm/src/thread.rs",
+        ] {
+            let text = std::fs::read_to_string(root.join(file)).unwrap();
+            let name = format!("mojim_tx_thread_{NUMBER}()");
+            let declared = format!("mojim_tx_thread_{NUMBER}(void)");
+            assert!(text.contains(&name) || text.contains(&declared), "{file}");
+        }
+    }
+
     /// Stores of all sizes are taken back to any level's mark, the oldest bytes last, and calls
     /// happen in their place.
     #[test]

@@ -46,8 +46,8 @@ struct State {
     delay: AtomicU64,
     /// Writes and syncs that were slowed down.
     slowed: AtomicU64,
-    /// The next work of this kind, on a file whose path ends like this, is EIO.
-    fault: Mutex<Option<Which>>,
+    /// The next work of this kind, on a file whose path ends like this, fails with this errno.
+    fault: Mutex<Option<(Which, i32)>>,
     hold: Mutex<Hold>,
     released: Condvar,
 }
@@ -138,7 +138,12 @@ impl Disk {
 
     /// The next `work` on a file whose path ends with `name` is EIO.
     pub fn fail(&self, work: Work, name: &str) {
-        *self.state.fault.lock().unwrap() = Some((work, name.to_owned()));
+        *self.state.fault.lock().unwrap() = Some(((work, name.to_owned()), libc::EIO));
+    }
+
+    /// The next write to a file of these is ENOSPC.
+    pub fn fill(&self, name: &str) {
+        *self.state.fault.lock().unwrap() = Some(((Work::Write, name.to_owned()), libc::ENOSPC));
     }
 
     /// Whether that has happened.
@@ -314,7 +319,10 @@ impl Passing {
         }
         let path = fs::read_link(place(f))?;
         let path = path.to_string_lossy();
-        let is = |which: &Which| which.0 == work && path.ends_with(&which.1);
+        // The number of a spill file is nobody's choice.
+        let name = path.trim_end_matches(|c: char| c.is_ascii_digit() && path.contains("/spill."));
+        let ends = |with: &str| path.ends_with(with) || name.ends_with(with);
+        let is = |which: &Which| which.0 == work && ends(&which.1);
         let mut hold = self.state.hold.lock().unwrap();
         if matches!(&*hold, Hold::Next(which) if is(which)) {
             *hold = Hold::Held;
@@ -324,9 +332,8 @@ impl Passing {
         }
         drop(hold);
         let mut fault = self.state.fault.lock().unwrap();
-        if fault.as_ref().is_some_and(is) {
-            *fault = None;
-            return Err(io::Error::from_raw_os_error(libc::EIO));
+        if let Some((_, errno)) = fault.take_if(|(which, _)| is(which)) {
+            return Err(io::Error::from_raw_os_error(errno));
         }
         Ok(())
     }
