@@ -53,6 +53,9 @@ pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
     Ok(all?.try_into().expect("as many as were bound"))
 }
 
+/// Bytes of each log of [`config_text`].
+pub(crate) const LOG: usize = 64 << 20;
+
 /// The configuration with these volumes, with files in `dir` and `shm`; without `connections` each
 /// volume has as many as is the default.
 pub(crate) fn config_text(
@@ -78,13 +81,13 @@ pub(crate) fn config_text(
         );
     }
     t += &format!(
-        "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"64MiB\" }}\n",
+        "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = {LOG} }}\n",
         a,
         dir.join("a").display(),
         shm.display()
     );
     t += &format!(
-        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"dram\", path = \"{}\", size = \"64MiB\" }}\n",
+        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"dram\", path = \"{}\", size = {LOG} }}\n",
         b,
         dir.join("b").display(),
         shm.display(),

@@ -6,6 +6,7 @@
 //! - [`raw`] the limits: a link, a shared ring, a log write, these shared by threads, and plain
 //!   `msync`;
 //! - [`rocksdb`] a rival whose durable puts share writes, where the system has it;
+//! - [`programs`] programs in C that are compiled and run, where the system has gcc;
 //! - [`pmemobj`] a rival whose transactions are durable in memory, where the system has it;
 //! - [`peers`] the other process that the links need, and its end;
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
@@ -27,6 +28,7 @@ pub mod log;
 pub mod measure;
 pub mod peers;
 pub mod pmemobj;
+pub mod programs;
 pub mod raw;
 pub mod report;
 pub mod rocksdb;

@@ -7,22 +7,29 @@
 //! `disk` (unreplicated, log and pool on the disk, the pool not forced, since forced there is not
 //! durable). Each place is a process of its own for libpmemobj's sake, which looks once at what is forced.
 //!
-//! Honest limits: warm pages were stored to and committed before; cold ones never. Without libpmemobj
+//! `--case captured` and `--case table` measure programs in C instead (`programs/`): what blocks that gcc
+//! captures cost, and the poster's hash table beside Berkeley DB, whose files are on the disk wherever
+//! the table is.
+//!
+//! Honest limits: warm pages were stored to and committed before; cold ones never. The logs have gone
+//! round once before. Without libpmemobj
 //! its rows are left out.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::builder::PossibleValuesParser;
 use mojim::{MapFlags, Volume, gmsync};
 use mojim_config::Config;
 
-use crate::cluster::{NodeProcess, config_text};
+use crate::cluster::{LOG, NodeProcess, config_text};
 use crate::measure::{Plan, Subject, paired, prepared};
 use crate::pmemobj::{PACKAGE, Pool};
+use crate::programs::{CAPTURED, Program, TABLE, table};
 use crate::raw::{pin_process, pin_thread, placement};
-use crate::report::{Row, write_table};
+use crate::report::{Row, print, write_table};
 use crate::scratch::Scratch;
 
 /// Stores in a transaction.
@@ -33,6 +40,12 @@ const COLD: usize = 256 << 20;
 
 /// Where what is committed goes.
 pub const PLACES: [&str; 4] = ["memory", "shm", "tcp", "disk"];
+
+/// How regions are mapped.
+pub const REGIONS: [&str; 3] = ["tracked", "untracked", "populated"];
+
+/// What is measured.
+pub const CASES: [&str; 3] = ["words", "captured", "table"];
 
 /// Transactions of 1, 10 and 100 scattered 8-byte stores, beside the same by gmsync and libpmemobj.
 ///
@@ -46,9 +59,17 @@ pub struct TxOptions {
     /// memory or TCP, unreplicated on the disk.
     #[arg(long, value_name = "PLACE", default_value = "memory", value_parser = PossibleValuesParser::new(PLACES))]
     pub place: String,
+    /// Scattered words, or blocks that gcc captures, or the hash table of Mnemosyne's poster beside
+    /// Berkeley DB. The latter two need gcc, the last libdb-dev too.
+    #[arg(long, value_name = "CASE", default_value = "words", value_parser = PossibleValuesParser::new(CASES))]
+    pub case: String,
     /// Store to pages that were never stored to.
     #[arg(long)]
     pub cold: bool,
+    /// How Mojim's regions are mapped: with dirty tracking; without, as transactions need none
+    /// (`untracked`, `MOJIM_HEAP_EXACT`); or so, and with their pages there before the first store.
+    #[arg(long, value_name = "REGIONS", default_value = "tracked", value_parser = PossibleValuesParser::new(REGIONS))]
+    pub regions: String,
     /// Rounds of paired blocks for each number of stores.
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub rounds: usize,
@@ -121,16 +142,20 @@ impl Words {
 }
 
 /// Maps a region, and stores to each page of it if it is to be warm.
-fn region(volume: &Volume, file: &str, cold: bool) -> io::Result<usize> {
+fn region(volume: &Volume, file: &str, o: &TxOptions) -> io::Result<usize> {
     let flags = MapFlags {
         create: true,
         atomic: true,
+        untracked: o.regions != "tracked",
         ..MapFlags::default()
     };
-    let len = if cold { COLD } else { WARM };
+    let len = if o.cold { COLD } else { WARM };
     let m = volume.map(file, len, flags).map_err(io::Error::other)?;
     let base = m.ptr as usize;
-    if !cold {
+    if o.regions == "populated" {
+        mojim::populate(m.ptr, len).map_err(io::Error::other)?;
+    }
+    if !o.cold {
         for page in (0..len).step_by(4096) {
             // SAFETY: inside the mapping.
             unsafe { ((base + page) as *mut u64).write(1) };
@@ -140,45 +165,118 @@ fn region(volume: &Volume, file: &str, cold: bool) -> io::Result<usize> {
     Ok(base)
 }
 
+/// Has each log gone round once: else every sync point stores to pages of it that nobody has
+/// stored to, which is so on a program's first day only.
+fn warm_logs(volume: &Volume) -> io::Result<()> {
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let len = 1 << 20;
+    let m = volume.map("warm", len, flags).map_err(io::Error::other)?;
+    for i in 0..LOG / len + 16 {
+        // SAFETY: the mapping, which only this thread uses.
+        unsafe { m.ptr.write_bytes(i as u8 + 1, len) };
+        mojim::msync(m.ptr, len).map_err(io::Error::other)?;
+    }
+    mojim::unmap(m.ptr, len).map_err(io::Error::other)
+}
+
+/// A place, made: directories, a configuration, and the mirror if there is one.
+struct Made {
+    scratch: Scratch,
+    _memory: Scratch,
+    file: PathBuf,
+    _mirror: Option<NodeProcess>,
+    /// Where who commits is to run.
+    cpu: Option<usize>,
+}
+
+impl Made {
+    /// The directories alone.
+    fn directories(o: &TxOptions) -> io::Result<(Scratch, Scratch)> {
+        let memory = Scratch::new_in(Path::new("/dev/shm"))?;
+        let scratch = match o.place.as_str() {
+            "disk" => Scratch::new_in(&o.parent())?,
+            _ => Scratch::new_in(Path::new("/dev/shm"))?,
+        };
+        Ok((scratch, memory))
+    }
+
+    fn new(o: &TxOptions, (scratch, memory): (Scratch, Scratch)) -> io::Result<Made> {
+        let (mode, transport) = match o.place.as_str() {
+            "shm" => ("sync", "shm"),
+            "tcp" => ("sync", "tcp"),
+            _ => ("unreplicated", "tcp"),
+        };
+        let volume = [("v", mode, transport)];
+        let text = config_text(scratch.path(), memory.path(), &volume, Some(1))?;
+        let file = scratch.path().join("bench.toml");
+        fs::write(&file, text)?;
+        let mirror = match mode {
+            "sync" => Some(NodeProcess::start(&file, "b")?),
+            _ => None,
+        };
+        let cpus = placement();
+        if let (Some((_, peer)), Some(mirror)) = (cpus, &mirror) {
+            pin_process(mirror.id(), peer)?;
+        }
+        Ok(Made {
+            scratch,
+            _memory: memory,
+            file,
+            _mirror: mirror,
+            cpu: cpus.map(|(client, _)| client),
+        })
+    }
+}
+
+impl TxOptions {
+    fn parent(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(std::env::temp_dir)
+    }
+}
+
 /// Runs the benchmark and prints it.
 pub fn run(o: &TxOptions) -> io::Result<()> {
-    let parent = o.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let memory = Scratch::new_in(Path::new("/dev/shm"))?;
-    let scratch = match o.place.as_str() {
-        "disk" => Scratch::new_in(&parent)?,
-        _ => Scratch::new_in(Path::new("/dev/shm"))?,
-    };
+    match o.case.as_str() {
+        "captured" => program(o, &CAPTURED),
+        "table" => program(o, &TABLE),
+        _ => words(o),
+    }
+}
+
+/// Runs a program of C and prints what it found.
+fn program(o: &TxOptions, which: &Program) -> io::Result<()> {
+    let made = Made::new(o, Made::directories(o)?)?;
+    let program = which.compile(made.scratch.path())?;
+    let rival = Scratch::new_in(&o.parent())?;
+    let mut command = Command::new(program);
+    command.arg(&made.file).arg("a");
+    command.args([o.rounds, o.ops].map(|n| n.max(1).to_string()));
+    if o.case == "table" {
+        command.arg(rival.path());
+    }
+    let rows = which.run(&mut command, made.cpu, &o.place)?;
+    print(o.json, &rows, table)
+}
+
+/// Transactions of scattered words.
+fn words(o: &TxOptions) -> io::Result<()> {
     // libpmemobj first: it looks at the environment, which threads must not do meanwhile.
+    let directories = Made::directories(o)?;
     let pool_bytes = if o.cold { COLD } else { WARM };
-    let pool = Pool::create(&scratch.path().join("pool"), pool_bytes, o.place != "disk");
+    let pool = directories.0.path().join("pool");
+    let pool = Pool::create(&pool, pool_bytes, o.place != "disk");
     if let Err(e) = &pool {
         eprintln!("libpmemobj is left out: {e}; package {PACKAGE}");
     }
-    let (mode, transport) = match o.place.as_str() {
-        "shm" => ("sync", "shm"),
-        "tcp" => ("sync", "tcp"),
-        _ => ("unreplicated", "tcp"),
-    };
-    let text = config_text(
-        scratch.path(),
-        memory.path(),
-        &[("v", mode, transport)],
-        Some(1),
-    )?;
-    let file = scratch.path().join("bench.toml");
-    fs::write(&file, text)?;
-    let config = Config::load(&file).map_err(io::Error::other)?;
-    let mirror = match mode {
-        "sync" => Some(NodeProcess::start(&file, "b")?),
-        _ => None,
-    };
+    let made = Made::new(o, directories)?;
+    let config = Config::load(&made.file).map_err(io::Error::other)?;
     let volume =
         Volume::attach_with(&config, "a", Some("v"), |_, _| {}).map_err(io::Error::other)?;
-    let cpus = placement();
-    if let (Some((_, peer)), Some(mirror)) = (cpus, &mirror) {
-        pin_process(mirror.id(), peer)?;
-    }
-    let pinned = cpus.map(|(client, _)| pin_thread(client)).transpose()?;
+    let pinned = made.cpu.map(pin_thread).transpose()?;
+    warm_logs(&volume)?;
     for count in COUNTS {
         one_count(o, count, &volume, pool.as_ref().ok())?;
     }
@@ -194,7 +292,7 @@ fn one_count(o: &TxOptions, count: usize, volume: &Volume, pool: Option<&Pool>) 
     };
     let words = |file: &str| -> io::Result<Words> {
         let file = format!("{file}-{count}");
-        Ok(Words::new(region(volume, &file, o.cold)?, o.cold, count))
+        Ok(Words::new(region(volume, &file, o)?, o.cold, count))
     };
     let mut subjects: Vec<Box<dyn Subject>> = vec![
         Box::new(prepared(
@@ -221,14 +319,17 @@ fn one_count(o: &TxOptions, count: usize, volume: &Volume, pool: Option<&Pool>) 
     }
     let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| &mut **s as _).collect();
     let paired = paired(&mut refs, plan)?;
-    let mode = if o.cold { "cold" } else { "warm" };
+    let mut mode = String::from(if o.cold { "cold" } else { "warm" });
+    if o.regions != "tracked" {
+        mode = format!("{mode}, {}", o.regions);
+    }
     let mut rows = Vec::new();
     for name in ["transaction", "gmsync", "libpmemobj"] {
         let Some(summary) = paired.summary(name) else {
             continue;
         };
         let row = Row::new("tx", name, count * 8, summary)
-            .mode(mode)
+            .mode(&mode)
             .transport(&o.place);
         let to = match name {
             "libpmemobj" => "gmsync",

@@ -1,4 +1,4 @@
-//! `mojim bench threads` and `mojim bench programs` in their shortest form: every case runs, beside its
+//! `mojim bench threads`, `mojim bench programs` and the programs of `mojim bench tx` in their shortest form: every case runs, beside its
 //! limit, and every row says what it must. Nothing here depends on how long anything took.
 
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::Value;
 mod support;
 
 use support::home::Home;
-use support::{Process, await_that, mojim, text};
+use support::{Process, await_that, libraries, mojim, text};
 
 /// Mode, transport, and the limit of each of Mojim's cases.
 const OURS: [(&str, &str, &str); 6] = [
@@ -121,6 +121,38 @@ fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
     assert!(is_empty(&dir));
     let out = mojim(&["bench", "programs", "--seconds", "NaN"]);
     assert_eq!(out.status.code(), Some(2));
+}
+
+/// Captured blocks, and the poster's hash table with the same contents as Berkeley DB's; where that is
+/// not installed, its package is named.
+#[test]
+fn programs_of_transactions_are_compiled_and_measured() {
+    libraries();
+    let home = Home::new("benches", 0);
+    let dir = on(&home);
+    let at = dir.to_str().unwrap();
+    for (case, rows_expected, first) in [("captured", 10, "begin+commit"), ("table", 8, "put")] {
+        let run = format!("bench tx --json --case {case} --rounds 1 --ops 8 --dir {at}");
+        let out = mojim(&run.split(' ').collect::<Vec<_>>());
+        if case == "table" && text(&out.stderr).contains("package libdb-dev") {
+            assert_eq!(out.status.code(), Some(1));
+            continue;
+        }
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let lines = text(&out.stdout);
+        let rows = lines.lines().map(|l| serde_json::from_str(l).unwrap());
+        let rows: Vec<Value> = rows.collect();
+        assert_eq!(
+            (rows.len(), &rows[0]["case"]),
+            (rows_expected, &first.into())
+        );
+        for pair in rows.chunks(2) {
+            assert_eq!(pair[0]["to"], pair[1]["of"], "{lines}");
+            assert!(pair[0]["ratio"].as_f64().unwrap() > 0.0, "{lines}");
+            assert!(pair[1]["median_ns"].as_f64().unwrap() > 0.0, "{lines}");
+        }
+    }
+    assert!(is_empty(&dir));
 }
 
 /// What it has mounted and started would stay for ever. One that a shell had started in the background
