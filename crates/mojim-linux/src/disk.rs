@@ -28,6 +28,9 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const DIR_MODE: Mode = Mode::from_raw_mode(0o755);
 const CLOSED_DIR_MODE: Mode = Mode::from_raw_mode(0o700);
 
+/// `O_DSYNC`. Rustix's constant of this name is `O_SYNC`, by which each write also commits the file's
+/// times to the file system's journal, and none is one write with FUA.
+const DSYNC: OFlags = OFlags::from_bits_retain(libc::O_DSYNC as u32);
 /// What a durable write is aligned to where the kernel does not say.
 const USUAL_SECTOR: usize = 4096;
 /// [`mojim_env::Env::sector`] is never less.
@@ -63,7 +66,7 @@ impl DiskFile {
             let fd = open_fd(path, flags, FILE_MODE)?;
             return Ok(DiskFile::new(fd, false, how));
         }
-        flags |= OFlags::DSYNC;
+        flags |= DSYNC;
         match open_fd(path, flags | OFlags::DIRECT, FILE_MODE) {
             Ok(fd) => Ok(DiskFile::new(fd, true, how)),
             // The file system has no O_DIRECT (it may have made the file).
@@ -888,6 +891,19 @@ mod tests {
             // SAFETY: allocated with this layout.
             unsafe { std::alloc::dealloc(self.0, self.1) }
         }
+    }
+
+    /// A write to a durable file syncs what is needed to read it again, and no more.
+    #[test]
+    fn a_durable_file_has_o_dsync_and_not_o_sync() {
+        let dir = TempDir::new().unwrap();
+        let how = OpenHow {
+            durable: true,
+            ..RW
+        };
+        let f = DiskFile::open(&dir.path().join("f"), how).unwrap();
+        let flags = fs::fcntl_getfl(&f.fd).unwrap().bits() as i32;
+        assert_eq!(flags & libc::O_SYNC, libc::O_DSYNC);
     }
 
     #[test]
