@@ -15,7 +15,7 @@
 //    aliases below), and no pointer or reference out of it. What cannot persist is refused when it
 //    is compiled, where that can be seen (mojim::persists): classes with virtual functions, function
 //    pointers, references, std::function, std::shared_ptr, std::unique_ptr, mutexes and threads, and
-//    containers with std::allocator. A member of such a type in a class of yours is not seen.
+//    containers whose allocator knows no heap (std::allocator, std::pmr). A member of such a type in a class of yours is not seen.
 // 2. A container that is made without an allocator is in the heap that was opened first, also one within
 //    another container or class, whatever heap that is in. So a program that has several heaps open gives
 //    each container its allocator. A mojim::string on the stack must not live on after a rollback (of
@@ -75,13 +75,17 @@ private:
 namespace detail {
 [[noreturn]] inline void fail() { throw error(errno); }
 
-template <class T> struct is_std_allocator : std::false_type {};
-template <class T> struct is_std_allocator<std::allocator<T>> : std::true_type {};
+// An allocator that holds nothing does not know a heap (std::allocator, Boost's new_allocator); that of
+// std::pmr holds the address of an object with virtual functions.
+template <class A, class = void>
+struct knows_no_heap : std::allocator_traits<A>::is_always_equal {};
+template <class A>
+struct knows_no_heap<A, std::void_t<decltype(std::declval<A>().resource())>> : std::true_type {};
 
 template <class T, class = void> struct allocates_elsewhere : std::false_type {};
 template <class T>
 struct allocates_elsewhere<T, std::void_t<typename T::allocator_type>>
-    : is_std_allocator<typename T::allocator_type> {};
+    : knows_no_heap<typename T::allocator_type> {};
 
 template <class T> struct points_elsewhere : std::false_type {};
 template <class S> struct points_elsewhere<std::function<S>> : std::true_type {};
@@ -128,9 +132,9 @@ template <class T, std::size_t N> struct persists<T[N]> : persists<T> {};
 
 namespace detail {
 template <class T> constexpr void check_persists() {
-    static_assert(!std::is_polymorphic_v<T>,
+    static_assert(persists<T>::value || !std::is_polymorphic_v<T>,
                   "mojim: a class with virtual functions holds an address of the program, and cannot persist");
-    static_assert(!allocates_elsewhere<T>::value,
+    static_assert(persists<T>::value || !allocates_elsewhere<T>::value,
                   "mojim: this container allocates outside of the heap: give it a mojim::allocator");
     static_assert(persists<T>::value,
                   "mojim: this type, or what it holds, points out of the heap, and cannot persist");
@@ -337,6 +341,16 @@ private:
 template <class T> class allocator {
 public:
     using value_type = T;
+    // What containers written before C++11 (Google's dense hash map) ask the allocator itself for.
+    using pointer = T *;
+    using const_pointer = const T *;
+    using reference = std::add_lvalue_reference_t<T>;
+    using const_reference = std::add_lvalue_reference_t<const T>;
+    using size_type = std::size_t;
+    using difference_type = std::ptrdiff_t;
+    template <class U> struct rebind {
+        using other = allocator<U>;
+    };
     using propagate_on_container_copy_assignment = std::false_type;
     using propagate_on_container_move_assignment = std::false_type;
     using propagate_on_container_swap = std::true_type;
@@ -358,6 +372,7 @@ public:
     }
     /// What is no block is left as it is: a destructor cannot throw.
     void deallocate(T *p, std::size_t) noexcept { mojim_free(p); }
+    size_type max_size() const noexcept { return PTRDIFF_MAX / sizeof(T); }
     /// The heap's address.
     void *base() const noexcept { return base_; }
     /// The copy of a container is in the same heap.
@@ -450,5 +465,12 @@ template <class F> auto atomically(heap &h, F &&f) {
 }
 
 } // namespace mojim
+
+/// As of a std::string. (The standard library, before that of GCC 13, hashes strings of std::allocator only.)
+template <> struct std::hash<mojim::string> {
+    std::size_t operator()(const mojim::string &s) const noexcept {
+        return std::hash<std::string_view>()({s.data(), s.size()});
+    }
+};
 
 #endif

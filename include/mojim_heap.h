@@ -59,7 +59,7 @@ mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
 int mojim_heap_close(mojim_heap_t *h);
 
 /* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
- * 16 bytes. NULL, or -1, on error: ENOMEM where the capacity is used up; EINVAL
+ * 16 bytes; `alignment` is a power of two, at most 1 MiB. NULL, or -1, on error: ENOMEM where the capacity is used up; EINVAL
  * for a pointer that is no block's, or that was freed before.
  * Inside a transaction the calls are part of it: an abort undoes them, and a block
  * that it freed is used again after its commit only. */

@@ -12,6 +12,7 @@
 //! ```text output           what the block before prints on standard output, exactly; of one that
 //!                          is refused, lines of the compiler's message, each of them a part of one
 //! ```c run flags=-O2,-fgnu-tm,-lmojim_itm      more for the compiler, before -lmojim
+//! ```cpp run needs=google/dense_hash_map       left out where /usr/include lacks a header
 //! ````
 //!
 //! Languages: c, cpp, rust (without `refused`; crates of this workspace may be used), python.
@@ -22,7 +23,7 @@
 //! pages alone. `scripts/python` brings Python with NumPy, where a page needs it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 mod support;
@@ -55,6 +56,12 @@ impl Block {
 
     fn value(&self, key: &str) -> Option<&str> {
         self.words[1..].iter().find_map(|w| w.strip_prefix(key))
+    }
+
+    /// The header that is not here, of those that it needs.
+    fn lacks(&self) -> Option<&str> {
+        let mut needs = self.value("needs=").unwrap_or_default().split(',');
+        needs.find(|h| !Path::new("/usr/include").join(h).exists())
     }
 
     fn is_marked(&self) -> bool {
@@ -272,9 +279,19 @@ fn check(name: &str, page: &str) -> Result<usize, String> {
     }
     let mut place = Place::new();
     let mut said = String::new();
-    let mut refused = false;
+    let (mut refused, mut left_out) = (false, false);
     for block in &blocks {
         let at = format!("{name}:{}", block.line);
+        left_out = match block.lacks() {
+            Some(header) => {
+                eprintln!("SKIPPED: {at}: there is no {header} here");
+                true
+            }
+            None => left_out && !block.is_marked(),
+        };
+        if left_out {
+            continue;
+        }
         if block.is_marked() {
             said = place.run(block).map_err(|e| format!("{at}: {e}"))?;
             refused = block.has("refused");
@@ -362,6 +379,7 @@ fn a_page_that_is_wrong_is_seen() {
             "",
         ),
         page("c file=a.c", "int main", "1"),
+        page("c run needs=stdio.h", "nothing", "1"),
         check("page", "```sh run\n:\n```\n```c\nint a;\n```\n"),
     ];
     for (i, result) in wrong.iter().enumerate() {
@@ -371,6 +389,7 @@ fn a_page_that_is_wrong_is_seen() {
         page("c refused", &main("return nothing;"), "undeclared"),
         Ok(1)
     );
+    assert_eq!(page("c run needs=none.h", "nothing", "1"), Ok(0));
     assert_eq!(
         check("page", "```c\nint a;\n```\n"),
         Ok(0),

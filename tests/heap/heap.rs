@@ -131,6 +131,23 @@ fn containers_are_as_their_twins() {
     succeed(Command::new(&bin).arg(v.config()).args(["a", "20"]));
 }
 
+/// Containers that others wrote, with their own memory rules: Google's dense hash map, and Boost's.
+#[test]
+fn containers_of_others_are_as_their_twins() {
+    let headers = ["google/dense_hash_map", "boost/container/flat_map.hpp"];
+    let here = |h: &&str| Path::new("/usr/include").join(h).exists();
+    if !headers.iter().all(here) {
+        eprintln!("SKIPPED: needs libsparsehash-dev and libboost-dev");
+        return;
+    }
+    let v = TestVolume::new("");
+    let bin = v.root.join("others");
+    let made = compile_cpp("tests/heap/others.cpp", &bin, &["-O1"]);
+    assert!(made.status.success(), "{}", text(&made));
+    kill_often(&v, &bin);
+    succeed(Command::new(&bin).arg(v.config()).args(["a", "20"]));
+}
+
 /// What cannot persist does not compile, and the compiler says why.
 #[test]
 fn what_cannot_persist_is_refused() {

@@ -1,5 +1,6 @@
 // operator new and delete on a persistent heap, to be linked with suites that others wrote: MOJIM_CONFIG
 // says where, the heap is made anew. A free of what is no block, or was freed, ends the process.
+// suites_heap is that heap. It is open before the constructors of the suite's objects run.
 #include <mojim_heap.h>
 
 #include <cerrno>
@@ -7,7 +8,7 @@
 #include <cstdlib>
 #include <new>
 
-static mojim_heap_t *heap() {
+extern "C" mojim_heap_t *suites_heap() {
     static mojim_heap_t *const opened = [] {
         mojim_t *m = mojim_attach(std::getenv("MOJIM_CONFIG"), "a", nullptr);
         mojim_heap_t *h = nullptr;
@@ -22,8 +23,10 @@ static mojim_heap_t *heap() {
     return opened;
 }
 
+__attribute__((constructor(101))) static void first() { suites_heap(); }
+
 static void *get(std::size_t n, std::size_t align) noexcept {
-    return align > 16 ? mojim_aligned_alloc(heap(), align, n) : mojim_malloc(heap(), n);
+    return align > 16 ? mojim_aligned_alloc(suites_heap(), align, n) : mojim_malloc(suites_heap(), n);
 }
 
 static void *need(std::size_t n, std::size_t align) {

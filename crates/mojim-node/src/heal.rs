@@ -187,13 +187,15 @@ impl Node {
     }
 
     /// Ends healing for a program that is about to attach. Returns whether the program
-    /// has to wait for that end.
+    /// has to wait for that end, or for that of a look at what a program left.
     pub(super) fn give_way(&self, v: &Volume) -> bool {
         self.of(v).known().gave_way = Some(self.env.now());
         let looked = self.end_look(v);
-        let healing = self.of(v).known().healing.clone();
+        let known = self.of(v).known();
+        let (healing, looks) = (known.healing.clone(), known.looks);
+        drop(known);
         let Some(asked) = healing else {
-            return looked;
+            return looked || looks > 0;
         };
         asked.store(true, Release);
         self.heals.notify();

@@ -29,7 +29,8 @@ use mojim_replica::told::Told;
 use mojim_replica::view_client::ViewClient;
 use mojim_store::store::{Store, read_superblock};
 
-/// How long a program waits until a daemon that brings the mirror up to date gives way.
+/// How long a program waits until a daemon gives way that brings the mirror up to date, or makes
+/// persistent what a program left.
 const GIVES_WAY: Duration = Duration::from_secs(30);
 
 /// How long another node may take to say which view it knows.
@@ -132,9 +133,8 @@ impl Place {
         )))
     }
 
-    /// The node's daemon holds the lock for a moment while it handles the ring of a
-    /// program that died, and for longer while it brings the mirror up to date; then it
-    /// is asked to give way.
+    /// The node's daemon holds the lock while it handles the ring of a program that died, and
+    /// while it brings the mirror up to date. It is asked to give way, and waited for.
     fn open_store(&self, who: Attacher) -> Result<Store> {
         let (config, node, volume, env) = (&self.config, &self.node, &self.volume, &self.env);
         let start = env.now();
