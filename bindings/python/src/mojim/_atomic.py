@@ -10,56 +10,139 @@ in whatever way, and ends the block if that has not ended (`_Exit`).
 from __future__ import annotations
 
 import errno
-import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ._library import Error, ffi, once
+from ._library import Error, ffi
 from ._ranges import commit, span
 
 if TYPE_CHECKING:
     from ._volume import Volume
 
-_from_buffer, _buffer, _ALL = ffi.from_buffer, ffi.buffer, slice(None)
+_from_buffer, _buffer, _unpack = ffi.from_buffer, ffi.buffer, ffi.unpack
+_CHARS, _TRUE = ffi.typeof("char[]"), (True,)
 
 
-class Block:
-    """One run of an atomic block."""
+class _Ended(partial):  # type: ignore[type-arg]
+    """The exit of a block that has ended."""
+
+
+class _Exit(_Ended):
+    """The exit of one run of a block; when it dies, the block has ended."""
+
+    def __del__(self) -> None:
+        self.args[0].end(last=True)
+
+
+class _Exits:
+    """``Atomic.__exit__``: a new one for each ``with``, which asks for it before it calls
+    ``__enter__``."""
+
+    def __get__(self, atomic: Atomic | None, owner: Any = None) -> Any:
+        if atomic is None:
+            # contextlib.ExitStack asks the class.
+            return Atomic._leave
+        if atomic.exit is None:
+            run, atomic.is_next = atomic, True
+        else:
+            atomic.next = run = Atomic(atomic.volume, atomic.arrays)
+            atomic.is_next, run.atomic = False, weakref.ref(atomic)
+        exit = _Exit(_leave, run)
+        run.exit = weakref.ref(exit)
+        return exit
+
+
+class Atomic:
+    """See :meth:`Volume.atomic`. For one thread at a time.
+
+    It is its own first run; each further one is another object. What a run has not begun to use is
+    in the class: a block costs a microsecond or two, and each attribute counts.
+    """
+
+    __exit__: Any = _Exits()
+
+    #: Its exit: None if nobody has asked for it, and there is none for a run by hand.
+    exit: weakref.ref[_Exit] | None = None
+    #: Whether the run that ``__enter__`` begins is this one; or which.
+    is_next = False
+    next: Atomic | None = None
+    #: The runs that nobody has an exit of; and the last that somebody has.
+    without: list[Atomic] | None = None
+    last: weakref.ref[Atomic] | None = None
+    #: Of a further run: what made it. Its exit may be called without ``__enter__``.
+    atomic: weakref.ref[Atomic] | None = None
+
+    begun = False
+    thread = 0
+    #: The block of this thread that this one is in.
+    parent: Atomic | None = None
+    #: Not empty once this block, an outermost one, has the volume's lock.
+    locked: Any = ()
+    #: Its first step gives the lock back. (It ends at None, which `release` returns: it takes that
+    #: step once, however often it is asked.)
+    unlock: Iterator[None] = iter(())
+    #: An inner block without arrays has failed: only a rollback of everything undoes it.
+    doomed = False
+    #: What the commit's call returned, with its errno.
+    results: Any = ()
 
     def __init__(self, volume: Volume, arrays: tuple[Any, ...]):
         self.volume = volume
         self.arrays = arrays
-        self.thread = threading.get_ident()
-        self.parent: Block | None = None
-        # Not empty once this block, an outermost one, has the volume's lock.
-        self.locked: list[Any] = []
-        # Its first step gives the lock back. (It ends at None, which `release` returns: it
-        # takes that step once, however often it is asked.)
-        self.unlock: Iterator[None] = iter(volume._lock.release, None)
-        # What the arrays held, in the order in which they were given.
-        self.undo: list[tuple[Any, Any, Any]] = []
-        self.ranges: list[tuple[Any, int]] = []
-        self.everything = not arrays
-        # An inner block without arrays has failed: only a rollback of everything undoes it.
-        self.doomed = False
-        # What the commit's call returned, and its errno.
-        self.results: list[Any] = []
-        self.begun = False
-        self.exit: weakref.ref[_Exit] | None = None
-        # What made this block for an exit that was asked for, but may be called without `begin`.
-        self.atomic: weakref.ref[Atomic] | None = None
+
+    def __enter__(self) -> None:
+        run = self.next
+        if run is not None:
+            self.next = None
+            self.last = weakref.ref(run)
+        elif self.is_next:
+            self.is_next = False
+            self.last, run = None, self
+        if run is None or run.exit is None or run.exit() is None:
+            # Not by `with`, but its exit may have been looked at before.
+            run = Atomic(self.volume, self.arrays)
+            if self.without is None:
+                self.without = []
+            self.without.append(run)
+        run.begin()
+
+    def _leave(self, kind: Any, value: Any, traceback: Any) -> None:
+        run = None
+        if self.without:
+            run = self.without.pop()
+        elif self.last is not None:
+            run, self.last = self.last(), None
+        elif self.begun and not self.results:
+            run = self
+        if run is None:
+            raise RuntimeError("this atomic block was not entered")
+        try:
+            _leave(run, kind, value, traceback)
+        finally:
+            run.end(last=True)
 
     def begin(self) -> None:
         self.begun = True
         volume = self.volume
         volume._alive()
+        self.thread = thread = get_ident()
+        self.results = []
+        # What the arrays held, in the order in which they were given.
+        self.undo: list[tuple[Any, Any, Any]] = []
+        self.ranges: list[tuple[Any, int]] = []
+        self.everything = not self.arrays
         around = volume._block
-        if around is not None and around.thread == self.thread:
+        if around is not None and around.thread == thread:
             self.parent = around
         else:
-            once(self.locked, volume._lock.acquire, True)
+            lock = volume._lock
+            self.unlock = iter(lock.release, None)
+            self.locked = []
+            # One step of C, as in `once`.
+            self.locked.extend(map(lock.acquire, _TRUE))
             if volume._torn:
                 # Before this is the volume's block: if that fails, there is nothing to undo.
                 volume._mend()
@@ -69,38 +152,19 @@ class Block:
 
     def remember(self, array: Any) -> None:
         """Notes where an array lies, and what it holds."""
-        target: Any
-        key: Any
         try:
-            data = _from_buffer(array, require_writable=True)
-            target, key, length = _buffer(data), _ALL, len(data)
+            data = _from_buffer(_CHARS, array, True)
         except (BufferError, ValueError):
             # It has gaps, or a type that has no buffer.
             if not array.flags.writeable:
                 raise
             data, length = span(array)
-            target, key = array, ...
+            saved = (array, ..., array.copy())
+        else:
+            length = len(data)
+            saved = (None, data, _unpack(data, length))
         self.ranges.append((data, length))
-        self.undo.append((target, key, target[key] if key is _ALL else array.copy()))
-
-    def leave(self, kind: Any, value: Any, traceback: Any) -> None:
-        """The exit of ``with``."""
-        if not self.begun:
-            # `atomic.__exit__` was looked up and called by hand.
-            atomic = None if self.atomic is None else self.atomic()
-            if atomic is None:
-                raise RuntimeError("this atomic block was not entered")
-            atomic._leave(kind, value, traceback)
-            return
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.end()
-            if self.exit is not None:
-                # An interrupt in __del__ would be lost. (The exit is in no variable here, which
-                # a traceback would keep.)
-                setattr(self.exit(), "__class__", _Ended)
+        self.undo.append(saved)
 
     def commit(self) -> None:
         self.volume._alive()
@@ -110,18 +174,18 @@ class Block:
             parent.ranges += self.ranges
             parent.everything |= self.everything
             parent.doomed |= self.doomed
-            self.results.append(0)
+            self.results.append((0, 0))
             return
         if self.doomed:
             text = "rolled back: an exception has left an inner block without arrays"
             raise Error(errno.ECANCELED, text)
-        ranges = self.volume._ranges() if self.everything else self.ranges
-        commit(ranges, self.results)
+        commit(self.volume._ranges() if self.everything else self.ranges, self.results)
 
     def stays(self) -> bool:
         """Whether the stores are to stay: committed, or in doubt (they count as changed)."""
-        results = self.results
-        return bool(results) and (results[0] == 0 or results[1] == errno.ETIMEDOUT)
+        for result, number in self.results:
+            return bool(result == 0 or number == errno.ETIMEDOUT)
+        return False
 
     def end(self, last: bool = False) -> None:
         """Undoes what is not committed, and lets others in. Done again if it was
@@ -151,68 +215,28 @@ class Block:
                 # The copies are not put back: they may hold what an outer block had stored.
                 self.volume.rollback()
             return
-        for target, key, saved in reversed(self.undo):
-            target[key] = saved
+        for array, key, saved in reversed(self.undo):
+            if array is None:
+                _buffer(key)[:] = saved
+            else:
+                array[key] = saved
 
 
-class _Ended(partial):  # type: ignore[type-arg]
-    """The exit of a block that has ended."""
-
-
-class _Exit(_Ended):
-    """The exit of one run of a block; when it dies, the block has ended."""
-
-    def __del__(self) -> None:
-        self.args[0].end(last=True)
-
-
-class _Exits:
-    """``Atomic.__exit__``: a new one for each ``with``, which asks for it before it calls
-    ``__enter__``."""
-
-    def __get__(self, atomic: Atomic | None, owner: Any = None) -> Any:
+def _leave(run: Atomic, kind: Any, value: Any, traceback: Any) -> None:
+    """The exit of ``with``."""
+    if not run.begun:
+        # `atomic.__exit__` was looked up and called by hand.
+        atomic = run if run.atomic is None else run.atomic()
         if atomic is None:
-            # contextlib.ExitStack asks the class.
-            return Atomic._leave
-        atomic._next = run = Block(atomic._volume, atomic._arrays)
-        run.atomic = weakref.ref(atomic)
-        exit = _Exit(Block.leave, run)
-        run.exit = weakref.ref(exit)
-        return exit
-
-
-class Atomic:
-    """See :meth:`Volume.atomic`. For one thread at a time."""
-
-    __exit__: Any = _Exits()
-
-    def __init__(self, volume: Volume, arrays: tuple[Any, ...]):
-        self._volume = volume
-        self._arrays = arrays
-        self._next: Block | None = None
-        # The runs that nobody has an exit of; and the last that somebody has.
-        self._without: list[Block] = []
-        self._last: weakref.ref[Block] | None = None
-
-    def __enter__(self) -> None:
-        run, self._next = self._next, None
-        if run is None or run.exit is None or run.exit() is None:
-            # Not by `with`, but its exit may have been looked at before.
-            run = Block(self._volume, self._arrays)
-            self._without.append(run)
-        else:
-            self._last = weakref.ref(run)
-        run.begin()
-
-    def _leave(self, kind: Any, value: Any, traceback: Any) -> None:
-        run = None
-        if self._without:
-            run = self._without.pop()
-        elif self._last is not None:
-            run, self._last = self._last(), None
-        if run is None:
             raise RuntimeError("this atomic block was not entered")
-        try:
-            run.leave(kind, value, traceback)
-        finally:
-            run.end(last=True)
+        atomic._leave(kind, value, traceback)
+        return
+    try:
+        if kind is None:
+            run.commit()
+    finally:
+        run.end()
+        if run.exit is not None:
+            # An interrupt in __del__ would be lost. (The exit is in no variable here, which
+            # a traceback would keep.)
+            setattr(run.exit(), "__class__", _Ended)

@@ -6,11 +6,11 @@ A range is an address (a cffi pointer, or what keeps an exported buffer alive) a
 from __future__ import annotations
 
 import errno
-from itertools import chain
+from itertools import repeat, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ._library import MS_ASYNC, MS_SYNC, Error, ffi, last_error, lib, once
+from ._library import MS_ASYNC, MS_SYNC, Error, ffi, last_error, lib
 
 if TYPE_CHECKING:
     from ._volume import Volume
@@ -20,7 +20,8 @@ PIECE = 1 << 30
 
 _msync = lib.mojim_msync
 _from_buffer = ffi.from_buffer
-_errno = attrgetter("errno")
+#: The errno of the thread that takes the next one, without end. (No step of it is in Python.)
+_errnos = map(attrgetter("errno"), repeat(ffi))
 
 #: Volumes whose last rollback has not succeeded (yet): their memory may hold a part of a block.
 torn: list[Volume] = []
@@ -64,23 +65,20 @@ def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
 
 
 def commit(ranges: list[tuple[Any, int]], results: list[Any]) -> None:
-    """Commits ranges together. Puts the call's result and errno into ``results`` in the same
-    step (as `once` does)."""
+    """Commits ranges together. Puts the call's result, with its errno, into ``results`` in the
+    same step (as `once` does)."""
     if torn:
         refuse_torn(ranges)
     if len(ranges) == 1 and ranges[0][1]:
-        [(address, length)] = ranges
-        call = map(_msync, (address,), (length,), (MS_SYNC,))
-        results.extend(chain(call, map(_errno, (ffi,))))
+        results.extend(zip(starmap(_msync, ((*ranges[0], MS_SYNC),)), _errnos))
     else:
         parts = [p for r in ranges for p in pieces(*r)]
         if parts:
             inputs = ffi.new("struct msync_input[]", parts)
-            call = map(lib.gmsync, (inputs,), (len(parts),), (MS_SYNC,))
-            results.extend(chain(call, map(_errno, (ffi,))))
+            results.extend(zip(starmap(lib.gmsync, ((inputs, len(parts), MS_SYNC),)), _errnos))
         else:
-            once(results, int, 0)
-    if results[0] != 0:
+            results.append((0, 0))
+    if results[0][0] != 0:
         raise last_error()
 
 

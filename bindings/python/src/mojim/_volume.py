@@ -17,7 +17,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._atomic import Atomic, Block
+from ._atomic import Atomic
 from ._library import ATOMIC, CREATE, MS_ASYNC, MS_INVALIDATE, MS_SYNC, RDONLY, SHARED
 from ._library import Error, NotFound, Stale, Torn, error, ffi, last_error, lib, once
 from ._ranges import commit, pieces, refuse_torn, torn
@@ -183,7 +183,7 @@ class Volume:
         self._torn = False
         # Of atomic blocks: one thread at a time, and its innermost block.
         self._lock = threading.Lock()
-        self._block: Block | None = None
+        self._block: Atomic | None = None
 
     def __repr__(self) -> str:
         state = "" if self._handle is not None else ", detached"
