@@ -581,6 +581,23 @@ fn questions_need_a_proof() {
     }
 }
 
+/// A program that attached just after another one was killed was refused, where the daemon took more
+/// than a second to make persistent what that one had left.
+#[test]
+fn a_program_waits_for_the_end_of_a_look() {
+    let mut place = Place::new();
+    place.has_a_copy();
+    let v = place.config.volumes.get_mut("v").unwrap();
+    (v.mode, v.mirror) = (Mode::Unreplicated, None);
+    v.backups.clear();
+    let a = place.start();
+    let v = a.node.held("v").unwrap();
+    let look = a.node.of(&v).look();
+    assert!(a.node.give_way(&v), "it is told to wait");
+    drop(look);
+    assert!(!a.node.give_way(&v), "the holder is no daemon");
+}
+
 /// Each look of `verify` at a copy that no program used opened and recovered it anew: 90 openings
 /// for 98 pages. A program that wants the copy gets it at once.
 #[test]
