@@ -590,8 +590,8 @@ fn a_program_waits_for_the_end_of_a_look() {
     let v = place.config.volumes.get_mut("v").unwrap();
     (v.mode, v.mirror) = (Mode::Unreplicated, None);
     v.backups.clear();
+    let v = v.clone();
     let a = place.start();
-    let v = a.node.held("v").unwrap();
     let look = a.node.of(&v).look();
     assert!(a.node.give_way(&v), "it is told to wait");
     drop(look);
