@@ -117,16 +117,19 @@ unsafe fn realloc_joined(h: Heap, p: *mut u8, size: usize) -> Result<*mut u8, Er
 /// `mojim_malloc`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_malloc(h: *mut MojimHeap, size: usize) -> *mut c_void {
-    let cached = match tx::is_open() {
-        true => None,
-        false => mojim_heap::malloc_cached(h as usize, size),
-    };
-    match cached {
+    match mojim_heap::malloc_cached(h as usize, size) {
         Some(p) => p.cast(),
-        None => guard(std::ptr::null_mut(), || {
-            Ok(allocate(heap(h)?, size, GRAIN)?.cast())
-        }),
+        None => malloc_slow(h, size),
     }
+}
+
+/// Not inlined, as [`free_slow`]: else each call would save the registers that this one needs.
+#[cold]
+#[inline(never)]
+extern "C-unwind" fn malloc_slow(h: *mut MojimHeap, size: usize) -> *mut c_void {
+    guard(std::ptr::null_mut(), || {
+        Ok(allocate(heap(h)?, size, GRAIN)?.cast())
+    })
 }
 
 /// `mojim_calloc`.
@@ -184,7 +187,16 @@ pub extern "C-unwind" fn mojim_aligned_alloc(
 /// `mojim_free`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_free(p: *mut c_void) -> c_int {
-    if p.is_null() || !tx::is_open() && mojim_heap::free_cached(p.cast()) {
+    match mojim_heap::free_cached(p.cast()) {
+        true => 0,
+        false => free_slow(p),
+    }
+}
+
+#[cold]
+#[inline(never)]
+extern "C-unwind" fn free_slow(p: *mut c_void) -> c_int {
+    if p.is_null() {
         return 0;
     }
     guard_always(-1, || {

@@ -4,23 +4,26 @@
 //! blocks are free, so a crash loses none.
 //!
 //! Invariants:
-//! - Only its thread uses a cache.
-//! - A cache whose key is not its heap's holds nothing: the heap was closed, or rolled back.
+//! - Only its thread uses a cache, but for the few words that [`forget`] and [`tell_begun`] write.
+//! - A cache whose key is not its heap's holds nothing: the heap was closed, or rolled back. Calls
+//!   without a lock see it by the capacity and the handle, which are not the heap's any more.
 //! - `ready`: blocks that are free as of the last commit. `freed`: blocks that the thread has
 //!   freed outside a transaction, which may still be allocated as of the last commit, and
 //!   which data that is committed may still refer to.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{null_mut, slice_from_raw_parts_mut};
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::compiler_fence;
+use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
+use std::sync::{Mutex, MutexGuard};
 
-use mojim_format::heap::{ALLOCATED, FREE};
+use mojim_format::heap::{ALLOCATED, FREE, UNIT};
 
-use crate::classes::{CLASSES, MOST, class_of};
-use crate::slabs::{Place, Slabs, state};
+use crate::classes::{CLASSES, class_for};
+use crate::slabs::{Place, Quick, Slabs, state};
 use crate::tls;
 
 /// What its caches look at of a heap.
@@ -40,86 +43,289 @@ pub trait Keeper: Sync {
     /// By this number other languages name it, while calls outside of transactions are allowed; else 0.
     fn handle(&self) -> usize;
     /// The cache's thread ends.
-    fn take_back(&self, cache: &mut Cache);
+    fn take_back(&self, blocks: &mut Blocks);
+}
+
+/// What a thread has of one heap. The first line is all that a call without a lock reads of it beside
+/// the stamp and the lists.
+#[repr(C, align(64))]
+struct Cache {
+    told: Told,
+    base: usize,
+    quick: *const Quick,
+    /// How many levels of a transaction the thread has open.
+    open: Cell<*const u32>,
+    heap: &'static dyn Keeper,
+    blocks: Blocks,
+}
+
+// A thread without a cache has zeros in place of one: no heap has that handle, and no address is in it.
+const _: () = assert!(size_of::<Cache>() <= tls::ZEROS);
+
+impl Cache {
+    /// Its list of a class, without a look at whether there is such a class.
+    ///
+    /// # Safety
+    /// The class is below [`CLASSES`], and the cache is the calling thread's.
+    #[inline(always)]
+    unsafe fn freed<'a>(c: *mut Cache, class: usize) -> &'a mut Stack {
+        // SAFETY: the caller's promise.
+        unsafe { &mut (*(&raw mut (*c).blocks.lists).cast::<Lists>().add(class)).freed }
+    }
+}
+
+/// What other threads tell a cache.
+#[repr(C)]
+struct Told {
+    /// The heap's, while calls outside of transactions are allowed; else [`nobody`].
+    handle: AtomicUsize,
+    /// Bytes of the heap, while calls outside of transactions are allowed; else 0.
+    capacity: AtomicUsize,
+    /// The last sync of the heap that has begun.
+    begun: AtomicU64,
 }
 
 /// A thread's blocks of one heap.
-pub struct Cache {
-    key: u64,
-    handle: usize,
-    shared: &'static Shared,
-    heap: &'static dyn Keeper,
-    pub ready: [Vec<Place>; CLASSES],
-    pub freed: [Vec<Place>; CLASSES],
+#[repr(C)]
+pub struct Blocks {
     /// The number of the sync that had begun last when a block came into `freed`.
     pub stamp: u64,
+    key: u64,
+    lists: [Lists; CLASSES],
 }
 
-impl Cache {
-    #[inline(always)]
-    pub fn is_valid(&self) -> bool {
-        self.key == self.shared.key.load(Relaxed)
+/// Its blocks of one class.
+#[repr(C, align(64))]
+pub struct Lists {
+    pub freed: Stack,
+    pub ready: Vec<Place>,
+}
+
+/// A stack of blocks. It grows only when it is told to.
+#[repr(C)]
+pub struct Stack {
+    top: *mut Place,
+    end: *mut Place,
+    first: *mut Place,
+}
+
+impl Stack {
+    const fn new() -> Stack {
+        Stack {
+            top: null_mut(),
+            end: null_mut(),
+            first: null_mut(),
+        }
     }
 
-    /// A block for a call outside of a transaction.
-    #[inline(always)]
-    pub fn malloc(&mut self, class: usize) -> Option<*mut u8> {
-        let p = self.freed[class].pop();
-        let p = p.or_else(|| self.ready[class].pop())?;
-        // SAFETY: a state byte of the heap; the block is the calling thread's.
-        unsafe { state(p.state) }.store(ALLOCATED, Relaxed);
-        Some(p.ptr)
+    /// Makes room for `most` blocks in all, if it has none yet.
+    pub fn make(&mut self, most: usize) {
+        if self.first.is_null() {
+            let all: Box<[MaybeUninit<Place>]> = Box::new_uninit_slice(most);
+            self.first = Box::into_raw(all).cast();
+            self.top = self.first;
+            self.end = self.first.wrapping_add(most);
+        }
     }
 
-    /// Frees a block outside of a transaction, if that takes no lock and nothing is wrong.
+    /// How many blocks there is room for.
+    pub fn room(&self) -> usize {
+        (self.end as usize - self.top as usize) / size_of::<Place>()
+    }
+
+    /// Adds a block. There must be room.
+    pub fn put(&mut self, p: Place) {
+        let top = self.top;
+        assert!(top != self.end, "there is room");
+        // SAFETY: `top` is below the end of what was allocated.
+        unsafe { top.write(p) };
+        self.top = top.wrapping_add(1);
+    }
+
+    /// Takes a block.
+    pub fn pop(&mut self) -> Option<Place> {
+        let top = self.top;
+        if top == self.first {
+            return None;
+        }
+        let top = top.wrapping_sub(1);
+        self.top = top;
+        // SAFETY: what is below the top was written.
+        Some(unsafe { top.read() })
+    }
+
+    /// Takes all but the `keep` blocks that came last.
+    pub fn split_off(&mut self, keep: usize) -> Vec<Place> {
+        let mut all = Vec::with_capacity(keep);
+        while let Some(p) = self.pop() {
+            all.push(p);
+        }
+        let rest = all.split_off(keep.min(all.len()));
+        all.into_iter().rev().for_each(|p| self.put(p));
+        rest
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        if !self.first.is_null() {
+            let most = (self.end as usize - self.first as usize) / size_of::<Place>();
+            let all: *mut [MaybeUninit<Place>] = slice_from_raw_parts_mut(self.first.cast(), most);
+            // SAFETY: made by `make`.
+            drop(unsafe { Box::from_raw(all) });
+        }
+    }
+}
+
+impl Lists {
+    const fn new() -> Lists {
+        Lists {
+            freed: Stack::new(),
+            ready: Vec::new(),
+        }
+    }
+}
+
+impl Blocks {
+    /// Whether they are the heap's, as it is.
     #[inline(always)]
-    pub fn free(&mut self, ptr: *mut u8) -> bool {
-        let Some((class, p)) = self.shared.slabs.find_cached(ptr as usize) else {
+    pub fn is_of<K: Keeper>(&self, heap: &K) -> bool {
+        self.key == heap.shared().key.load(Relaxed)
+    }
+
+    /// Those of a class.
+    #[inline(always)]
+    pub fn of(&mut self, class: usize) -> &mut Lists {
+        &mut self.lists[class]
+    }
+}
+
+/// The handle of no heap.
+fn nobody() -> usize {
+    tls::none() as usize
+}
+
+/// The levels of a thread without transactions.
+static NONE_OPEN: u32 = 0;
+
+/// A block of the calling thread's cache, of the heap of this handle, if that was used last and has
+/// one, and the thread has no transaction open.
+#[inline(always)]
+pub fn malloc(handle: usize, size: usize) -> Option<*mut u8> {
+    let c: *mut Cache = tls::get().cast();
+    // SAFETY: a cache of this thread, which lasts until the thread ends, or zeros, which have no block.
+    // What `open` points to lasts as long.
+    unsafe {
+        if (*c).told.handle.load(Relaxed) != handle {
+            return None;
+        }
+        let freed = Cache::freed(c, class_for(size)?);
+        let top = freed.top;
+        if top == freed.first || *(*c).open.get() != 0 {
+            return None;
+        }
+        let top = top.wrapping_sub(1);
+        freed.top = top;
+        state((*top).state).store(ALLOCATED, Relaxed);
+        Some((*top).ptr)
+    }
+}
+
+/// Frees a block of the heap whose cache the calling thread used last, outside a transaction, if that
+/// takes no lock and nothing is wrong.
+#[inline(always)]
+pub fn free(ptr: *mut u8) -> bool {
+    let c: *mut Cache = tls::get().cast();
+    // SAFETY: as for `malloc`; zeros have no address. A heap's lines are never dropped, and there is one
+    // for each unit; the class is below `CLASSES`.
+    unsafe {
+        let offset = (ptr as usize).wrapping_sub((*c).base);
+        if offset >= (*c).told.capacity.load(Relaxed) || *(*c).open.get() != 0 {
+            return false;
+        }
+        let quick = &*(*c).quick.add(offset / UNIT);
+        let Some((class, p)) = quick.find(ptr as usize) else {
             return false;
         };
-        // SAFETY: a state byte of the heap.
-        let byte = unsafe { state(p.state) };
-        let freed = &mut self.freed[class];
-        if byte.load(Relaxed) != ALLOCATED || freed.len() >= freed.capacity() {
+        let byte = state(p.state);
+        let freed = Cache::freed(c, class);
+        let top = freed.top;
+        if byte.load(Relaxed) != ALLOCATED || top == freed.end {
             return false;
         }
         byte.store(FREE, Relaxed);
         compiler_fence(SeqCst);
-        if self.stamp != self.shared.begun.load(Acquire) {
+        if (*c).blocks.stamp != (*c).told.begun.load(Relaxed) {
             // It is in no list yet: as if it had not been freed.
             byte.store(ALLOCATED, Relaxed);
             return false;
         }
-        push(freed, p);
+        // Two stores: where the compiler makes it one of 16 bytes, a load of a half waits for it.
+        (&raw mut (*top).ptr).write(p.ptr);
+        (&raw mut (*top).state).write(p.state);
+        freed.top = top.wrapping_add(1);
         true
     }
 }
 
-/// A block of the calling thread's cache, of the heap of this handle, if that was used last and has one.
-#[inline(always)]
-pub fn malloc(handle: usize, size: usize) -> Option<*mut u8> {
-    let p: *mut Cache = tls::get().cast();
-    // SAFETY: null, or a cache of this thread, which lasts until the thread ends.
-    let cache = unsafe { p.as_mut() }?;
-    match handle != 0 && cache.handle == handle && size <= MOST && cache.is_valid() {
-        true => cache.malloc(class_of(size)),
-        false => None,
+/// A cache of any thread: its key, and what it is told.
+struct Known(u64, *const Told);
+
+// SAFETY: atomics alone, and they are there while it is among `KNOWN`.
+unsafe impl Send for Known {}
+
+/// The caches of all threads. In a forked child nobody looks: the lock may be that of a thread which is
+/// not there.
+static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+fn known() -> MutexGuard<'static, Vec<Known>> {
+    KNOWN.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn each(key: u64, f: impl Fn(&Told)) {
+    for Known(_, told) in known().iter().filter(|k| k.0 == key) {
+        // SAFETY: a cache leaves `KNOWN` before it is freed.
+        f(unsafe { &**told });
     }
 }
 
-/// Frees a block of the heap whose cache the calling thread used last, if that takes no lock and
-/// nothing is wrong.
-#[inline(always)]
-pub fn free(ptr: *mut u8) -> bool {
-    let p: *mut Cache = tls::get().cast();
-    // SAFETY: null, or a cache of this thread, which lasts until the thread ends.
-    match unsafe { p.as_mut() } {
-        Some(c) if c.handle != 0 && c.is_valid() => c.free(ptr),
-        _ => false,
-    }
+/// Calls without a lock end for the caches of this key. No other thread is in one.
+pub fn forget(key: u64) {
+    each(key, |told| {
+        told.handle.store(nobody(), Relaxed);
+        told.capacity.store(0, Relaxed);
+    });
 }
 
-thread_local!(static MINE: RefCell<Mine> = const { RefCell::new(Mine(Vec::new())) });
+/// Tells the caches of this key that a sync has begun. A thread knows it once it has passed a barrier.
+pub fn tell_begun(key: u64, begun: u64) {
+    each(key, |told| {
+        told.begun.fetch_max(begun, Relaxed);
+    });
+}
+
+thread_local! {
+    static MINE: RefCell<Mine> = const { RefCell::new(Mine(Vec::new())) };
+    static OPEN: Cell<*const u32> = const { Cell::new(&raw const NONE_OPEN) };
+}
+
+/// From here on a transaction of the calling thread is open while `*levels` is not 0. Null: never.
+///
+/// # Safety
+/// `levels` stays until the next call, and is changed by the calling thread only.
+pub unsafe fn set_open(levels: *const u32) {
+    let levels = match levels.is_null() {
+        true => &raw const NONE_OPEN,
+        false => levels,
+    };
+    OPEN.set(levels);
+    let _ = MINE.try_with(|mine| {
+        for slot in &mine.borrow().0 {
+            // SAFETY: made by `Slot::new`, and not released.
+            unsafe { (*slot.0).open.set(levels) };
+        }
+    });
+}
 
 /// All caches of a thread.
 struct Mine(Vec<Slot>);
@@ -129,42 +335,67 @@ struct Slot(*mut Cache);
 
 impl Slot {
     fn new<K: Keeper>(heap: &'static K) -> Slot {
-        Slot(Box::into_raw(Box::new(Cache {
-            key: heap.shared().key.load(Relaxed),
-            handle: heap.handle(),
-            shared: heap.shared(),
+        let shared = heap.shared();
+        let forked = mojim_memory::fork::is_forked();
+        // What is told from here on is told to this one, too.
+        let mut known = (!forked).then(known);
+        let (handle, capacity) = match heap.handle() {
+            0 => (nobody(), 0),
+            h => (h, shared.slabs.capacity()),
+        };
+        let key = shared.key.load(Acquire);
+        let cache = Box::into_raw(Box::new(Cache {
+            told: Told {
+                handle: AtomicUsize::new(handle),
+                capacity: AtomicUsize::new(capacity),
+                begun: AtomicU64::new(shared.begun.load(Acquire)),
+            },
+            base: shared.slabs.base(),
+            quick: shared.slabs.quick(),
+            open: Cell::new(OPEN.get()),
             heap,
-            ready: [const { Vec::new() }; CLASSES],
-            freed: [const { Vec::new() }; CLASSES],
-            stamp: 0,
-        })))
+            blocks: Blocks {
+                stamp: 0,
+                key,
+                lists: [const { Lists::new() }; CLASSES],
+            },
+        }));
+        if let Some(known) = &mut known {
+            // SAFETY: just made.
+            known.push(Known(key, unsafe { &raw const (*cache).told }));
+        }
+        Slot(cache)
+    }
+
+    /// Whether its heap is as it was when it was made.
+    fn is_valid(&self) -> bool {
+        // SAFETY: made by `new`, and not released.
+        unsafe { (*self.0).blocks.key == (*self.0).heap.shared().key.load(Acquire) }
     }
 
     /// Frees it; it is not used again.
     fn release(&self) {
-        // SAFETY: made by `new`; only the calling thread knows it.
+        if !mojim_memory::fork::is_forked() {
+            // SAFETY: as above.
+            let told = unsafe { &raw const (*self.0).told };
+            known().retain(|k| k.1 != told);
+        }
+        // SAFETY: made by `new`; only the calling thread knows it from here on.
         drop(unsafe { Box::from_raw(self.0) });
-    }
-}
-
-impl std::ops::Deref for Slot {
-    type Target = Cache;
-
-    fn deref(&self) -> &Cache {
-        // SAFETY: made by `new`, and not released.
-        unsafe { &*self.0 }
     }
 }
 
 impl Drop for Mine {
     fn drop(&mut self) {
-        tls::set(std::ptr::null_mut());
+        tls::set(tls::none());
         for slot in self.0.drain(..) {
-            // SAFETY: made by `Slot::new`, not released, and this thread's alone.
-            let cache = unsafe { &mut *slot.0 };
-            if cache.is_valid() {
+            if slot.is_valid() {
                 // A panic would end the process here. What is not taken back is free on disk.
-                let back = AssertUnwindSafe(|| cache.heap.take_back(cache));
+                let back = AssertUnwindSafe(|| {
+                    // SAFETY: made by `Slot::new`, not released, and this thread's alone.
+                    let (heap, blocks) = unsafe { ((*slot.0).heap, &mut (*slot.0).blocks) };
+                    heap.take_back(blocks);
+                });
                 let _ = catch_unwind(back);
             }
             slot.release();
@@ -172,54 +403,35 @@ impl Drop for Mine {
     }
 }
 
-/// The calling thread's cache of a heap, if that is the one that the thread used last; else null.
-/// Only the calling thread may use it, and only until it calls anything that uses a cache.
+/// The calling thread's blocks of a heap, if that is the one that the thread used last; else null.
+/// Only the calling thread may use them, and only until it calls anything that uses a cache.
 #[inline(always)]
-pub fn last_used<K: Keeper>(heap: &'static K) -> *mut Cache {
+pub fn last_used<K: Keeper>(heap: &'static K) -> *mut Blocks {
     let p: *mut Cache = tls::get().cast();
-    // SAFETY: null, or a cache of this thread, which lasts until the thread ends.
-    match unsafe { p.as_ref() } {
-        Some(c) if is_of(c, heap) => p,
-        _ => std::ptr::null_mut(),
-    }
-}
-
-/// Adds a block to a list that has room for it. (Two stores: where the compiler makes it one of 16
-/// bytes, it reads what it has just written in halves, and waits for that.)
-#[inline(always)]
-fn push(list: &mut Vec<Place>, p: Place) {
-    assert!(list.len() < list.capacity());
-    let n = list.len();
-    // SAFETY: there is room, and the place is written before it counts.
+    // SAFETY: a cache of this thread, which lasts until the thread ends, or zeros; no heap has key 0.
     unsafe {
-        let to = list.as_mut_ptr().add(n);
-        (&raw mut (*to).ptr).write(p.ptr);
-        (&raw mut (*to).state).write(p.state);
-        list.set_len(n + 1);
+        match (*p).blocks.is_of(heap) {
+            true => &raw mut (*p).blocks,
+            false => null_mut(),
+        }
     }
 }
 
-/// Calls `f` with the calling thread's cache of a heap; with `None` while the thread ends.
+/// Calls `f` with the calling thread's blocks of a heap; with `None` while the thread ends.
 #[inline(always)]
-pub fn with<K: Keeper, R>(heap: &'static K, f: impl FnOnce(Option<&mut Cache>) -> R) -> R {
-    let p: *mut Cache = tls::get().cast();
-    // SAFETY: null, or the box of a cache of this thread, which lasts until the thread ends.
+pub fn with<K: Keeper, R>(heap: &'static K, f: impl FnOnce(Option<&mut Blocks>) -> R) -> R {
+    // SAFETY: null, or those of this thread, which last until the thread ends.
     // `f` calls nothing that uses a cache.
-    match unsafe { p.as_mut() } {
-        Some(c) if is_of(c, heap) => f(Some(c)),
+    match unsafe { last_used(heap).as_mut() } {
+        Some(b) => f(Some(b)),
         // SAFETY: as above.
-        _ => f(unsafe { find(heap).as_mut() }),
+        None => f(unsafe { find(heap).as_mut() }),
     }
-}
-
-#[inline(always)]
-fn is_of<K: Keeper>(cache: &Cache, heap: &'static K) -> bool {
-    cache.key == heap.shared().key.load(Relaxed)
 }
 
 /// Null while the thread ends.
 #[cold]
-fn find<K: Keeper>(heap: &'static K) -> *mut Cache {
+fn find<K: Keeper>(heap: &'static K) -> *mut Blocks {
     let found = MINE.try_with(|mine| {
         let all = &mut mine.borrow_mut().0;
         all.retain(|c| {
@@ -229,7 +441,9 @@ fn find<K: Keeper>(heap: &'static K) -> *mut Cache {
             }
             keeps
         });
-        let i = match all.iter().position(|c| is_of(c, heap)) {
+        // SAFETY: made by `Slot::new`, and not released.
+        let of = |c: &Slot| unsafe { (*c.0).blocks.is_of(heap) };
+        let i = match all.iter().position(of) {
             Some(i) => i,
             None => {
                 all.push(Slot::new(heap));
@@ -238,7 +452,15 @@ fn find<K: Keeper>(heap: &'static K) -> *mut Cache {
         };
         all[i].0
     });
-    let p = found.unwrap_or(std::ptr::null_mut());
-    tls::set(p.cast());
-    p
+    match found {
+        Ok(p) => {
+            tls::set(p.cast());
+            // SAFETY: made by `Slot::new`, and not released.
+            unsafe { &raw mut (*p).blocks }
+        }
+        Err(_) => {
+            tls::set(tls::none());
+            null_mut()
+        }
+    }
 }

@@ -13,27 +13,46 @@ pub const MOST: usize = 32 << 10;
 const STEPPED: usize = 128;
 const FIRST: usize = STEPPED / GRAIN;
 
-/// Sizes up to this are looked up: branches by a random size are guessed wrongly.
-const LISTED: usize = 1024;
+/// Sizes up to this are looked up by grains, larger ones by steps: branches by a random size are guessed
+/// wrongly.
+const BY_GRAIN: usize = 1024;
+/// The sizes of classes beyond are multiples of this.
+const STEP: usize = 256;
+/// The last entry that is by grains.
+const GRAINS: usize = BY_GRAIN / GRAIN;
 
-/// The class of each number of grains.
-const LIST: [u8; LISTED / GRAIN + 1] = {
-    let mut list = [0; LISTED / GRAIN + 1];
+/// The class of each number of grains, then of each number of steps.
+static LIST: [u8; GRAINS + 1 + MOST / STEP + 1] = {
+    let mut list = [0; GRAINS + 1 + MOST / STEP + 1];
     let mut i = 0;
     while i < list.len() {
-        list[i] = computed(i * GRAIN) as u8;
+        let size = match i <= GRAINS {
+            true => i * GRAIN,
+            false => (i - GRAINS - 1) * STEP,
+        };
+        list[i] = computed(size) as u8;
         i += 1;
     }
     list
 };
 
-/// The class that serves `size` bytes, which must be at most [`MOST`].
+/// The class that serves `size` bytes, below [`CLASSES`]; `None` beyond [`MOST`].
 #[inline(always)]
+pub fn class_for(size: usize) -> Option<usize> {
+    let i = if size <= BY_GRAIN {
+        size.div_ceil(GRAIN)
+    } else if size <= MOST {
+        GRAINS + 1 + size.div_ceil(STEP)
+    } else {
+        return None;
+    };
+    Some(LIST[i] as usize)
+}
+
+/// The class that serves `size` bytes, which must be at most [`MOST`].
+#[inline]
 pub fn class_of(size: usize) -> usize {
-    match size <= LISTED {
-        true => LIST[size.div_ceil(GRAIN)] as usize,
-        false => computed(size),
-    }
+    class_for(size).expect("not more than the most")
 }
 
 const fn computed(size: usize) -> usize {

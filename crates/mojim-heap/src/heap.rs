@@ -26,7 +26,7 @@ use mojim_format::heap::{
 };
 
 use crate::addresses::{choose, release, reserve};
-use crate::cache::{self, Cache, Keeper, Shared};
+use crate::cache::{self, Blocks, Keeper, Lists, Shared};
 use crate::classes::{CLASSES, MOST, class_of, kept, size_of};
 use crate::slabs::{FIRST, Place, Slabs, state, too_large};
 use crate::space::{ReaderSpace, Space, VolumeSpace};
@@ -272,7 +272,7 @@ impl Heap {
         if inner.closed.swap(true, AcqRel) {
             return Err(inner.gone());
         }
-        inner.shared.key.store(new_key(), SeqCst);
+        inner.renew_key();
         for p in &OPEN {
             let me = std::ptr::from_ref(inner).cast_mut();
             let _ = p.compare_exchange(me, std::ptr::null_mut(), AcqRel, Acquire);
@@ -350,6 +350,11 @@ impl Heap {
         let inner = self.0;
         inner.check_whole()?;
         let wanted = Wanted::of(size, align)?;
+        if let Wanted::Class(class) = wanted
+            && let Some(p) = inner.refill(class)?
+        {
+            return Ok(mark(p));
+        }
         let place = match inner.reuse(&wanted) {
             Some(p) => p,
             None => inner.take_ready(&wanted)?,
@@ -422,7 +427,7 @@ impl Heap {
             let class = class_of(size);
             // SAFETY: this thread's, and nothing below uses another one.
             let cache = unsafe { cache::last_used(inner).as_mut() };
-            if let Some(p) = cache.and_then(|c| c.ready[class].pop()) {
+            if let Some(p) = cache.and_then(|c| c.of(class).ready.pop()) {
                 return Ok(Block {
                     ptr: p.ptr,
                     state: p.state,
@@ -483,7 +488,7 @@ impl Heap {
             let Some(cache) = cache else {
                 return inner.shared.slabs.put(class, &[p], &*inner.space);
             };
-            let ready = &mut cache.ready[class];
+            let ready = &mut cache.of(class).ready;
             ready.push(p);
             if ready.len() > kept(class) {
                 let back = ready.split_off(kept(class) / 2);
@@ -501,6 +506,7 @@ impl Heap {
         self.check()?;
         let inner = self.0;
         let this = inner.shared.begun.fetch_add(1, SeqCst) + 1;
+        cache::tell_begun(inner.shared.key.load(Acquire), this);
         // What other threads freed before they could see this number is in memory from here on.
         let _alone = self.alone()?;
         inner.check_whole()?;
@@ -531,12 +537,12 @@ impl Heap {
                 let untouched = i == 0 && matches!(e, Error::Timeout(_) | Error::Stale(_));
                 if !untouched {
                     inner.torn.store(true, SeqCst);
-                    inner.shared.key.store(new_key(), SeqCst);
+                    inner.renew_key();
                 }
                 return Err(e);
             }
         }
-        inner.shared.key.store(new_key(), SeqCst);
+        inner.renew_key();
         lock(&inner.freed).clear();
         let done = inner.shared.slabs.begin_anew(&*inner.space);
         done.map_err(|e| {
@@ -689,6 +695,11 @@ impl Inner {
         }
     }
 
+    /// What the caches of threads have is none of the heap's from here on.
+    fn renew_key(&self) {
+        cache::forget(self.shared.key.swap(new_key(), SeqCst));
+    }
+
     fn gone(&self) -> Error {
         invalid(format!("heap {} is closed", self.name.file))
     }
@@ -730,6 +741,49 @@ impl Inner {
         }
     }
 
+    /// A block for a call outside of a transaction, and more of them into the thread's cache: what was
+    /// freed since the last sync first. `None` while the thread ends.
+    fn refill(&'static self, class: usize) -> Result<Option<Place>> {
+        cache::with(self, |cache| {
+            let Some(cache) = cache else {
+                return Ok(None);
+            };
+            self.stamp(cache, self.shared.begun.load(Acquire));
+            let Lists { freed, ready } = cache.of(class);
+            freed.make(kept(class));
+            if let Some(p) = freed.pop() {
+                return Ok(Some(p));
+            }
+            if let Some(blocks) = self.batch(class) {
+                blocks.into_iter().for_each(|p| freed.put(p));
+                return Ok(freed.pop());
+            }
+            let want = (kept(class) / 2).max(1);
+            if ready.is_empty() {
+                self.shared.slabs.take(class, want, ready, &*self.space)?;
+            }
+            let from = ready.len().saturating_sub(want);
+            ready.drain(from..).for_each(|p| freed.put(p));
+            Ok(freed.pop())
+        })
+    }
+
+    /// What a thread has had of a class and freed since the last sync: at most [`kept`] blocks.
+    fn batch(&self, class: usize) -> Option<Vec<Place>> {
+        let mut all = lock(&self.freed);
+        let i = all.iter().rposition(|f| f.class as usize == class)?;
+        Some(all.swap_remove(i).blocks)
+    }
+
+    /// From here on `begun` is the stamp of what comes into the cache's `freed`.
+    #[inline]
+    fn stamp(&self, cache: &mut Blocks, begun: u64) {
+        if cache.stamp != begun {
+            self.settle_cache(cache);
+            cache.stamp = begun;
+        }
+    }
+
     /// A block that is free as of the last commit.
     fn take_ready(&'static self, wanted: &Wanted) -> Result<Place> {
         self.check_whole()?;
@@ -746,7 +800,7 @@ impl Inner {
                 return Ok(one[0]);
             };
             self.settle_cache(cache);
-            let ready = &mut cache.ready[class];
+            let ready = &mut cache.of(class).ready;
             if ready.is_empty() {
                 let want = (kept(class) / 2).max(1);
                 self.shared.slabs.take(class, want, ready, &*self.space)?;
@@ -761,18 +815,15 @@ impl Inner {
         let begun = self.shared.begun.load(Acquire);
         cache::with(self, |cache| match cache {
             Some(cache) if class != LARGE => {
-                if cache.stamp != begun {
-                    self.settle_cache(cache);
-                    cache.stamp = begun;
-                }
-                let freed = &mut cache.freed[class as usize];
+                self.stamp(cache, begun);
+                let freed = &mut cache.of(class as usize).freed;
                 let most = kept(class as usize);
-                freed.reserve_exact(most.saturating_sub(freed.len()));
-                if freed.len() >= most {
+                freed.make(most);
+                if freed.room() == 0 {
                     let blocks = freed.split_off(most / 2);
                     self.keep_freed(begun, class, blocks);
                 }
-                freed.push(p);
+                freed.put(p);
             }
             _ => self.keep_freed(begun, class, vec![p]),
         });
@@ -791,23 +842,23 @@ impl Inner {
 
     /// What a thread has freed before the last sync began is ready now; what is older than that
     /// and not covered by one goes where all threads find it.
-    fn settle_cache(&self, cache: &mut Cache) {
+    fn settle_cache(&self, cache: &mut Blocks) {
         let covered = cache.stamp < self.synced.load(Acquire);
         if !covered && cache.stamp == self.shared.begun.load(Acquire) {
             return;
         }
         for class in 0..CLASSES {
-            if cache.freed[class].is_empty() {
+            let mut blocks = cache.of(class).freed.split_off(0);
+            if blocks.is_empty() {
                 continue;
             }
-            let mut blocks = std::mem::take(&mut cache.freed[class]);
             if !covered {
                 self.keep_freed(cache.stamp, class as u8, blocks);
                 continue;
             }
-            let room = kept(class).saturating_sub(cache.ready[class].len());
+            let room = kept(class).saturating_sub(cache.of(class).ready.len());
             let back = blocks.split_off(room.min(blocks.len()));
-            cache.ready[class].append(&mut blocks);
+            cache.of(class).ready.append(&mut blocks);
             self.shared.slabs.put(class, &back, &*self.space);
         }
     }
@@ -867,21 +918,21 @@ impl Keeper for Inner {
         }
     }
 
-    fn take_back(&self, cache: &mut Cache) {
+    fn take_back(&self, cache: &mut Blocks) {
         if mojim_memory::fork::is_forked() {
             return;
         }
         // The heap may have been closed or rolled back meanwhile.
         let _changes = lock(&CHANGES);
-        if !cache.is_valid() {
+        if !cache.is_of(self) {
             return;
         }
         for class in 0..CLASSES {
-            let ready = std::mem::take(&mut cache.ready[class]);
+            let ready = std::mem::take(&mut cache.of(class).ready);
             if !ready.is_empty() {
                 self.shared.slabs.put(class, &ready, &*self.space);
             }
-            let freed = std::mem::take(&mut cache.freed[class]);
+            let freed = cache.of(class).freed.split_off(0);
             if !freed.is_empty() {
                 self.keep_freed(cache.stamp, class as u8, freed);
             }

@@ -22,7 +22,7 @@ mod table;
 mod tls;
 
 #[doc(hidden)]
-pub use cache::{free as free_cached, malloc as malloc_cached};
+pub use cache::{free as free_cached, malloc as malloc_cached, set_open};
 pub use check::{ClassReport, HeapReport, check, check_file};
 pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions};
 pub use mojim_format::heap::{ALLOCATED, FREE};

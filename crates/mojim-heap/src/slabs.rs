@@ -57,8 +57,6 @@ pub struct Slab {
     /// Bits that are set. Changed under the class's lock.
     free: AtomicU32,
     class: AtomicU8,
-    /// The class, once the state bytes were looked at, if blocks of it can be in caches.
-    cached: AtomicU8,
     scanned: AtomicBool,
     /// It is among the class's `partial`.
     listed: AtomicBool,
@@ -84,22 +82,14 @@ impl Slab {
         self.class.load(Relaxed)
     }
 
-    /// The block that begins at `ptr`, which lies in the slab; or one behind the last, whose state
-    /// byte is 0.
-    #[inline(always)]
-    fn index_of(&self, ptr: usize) -> Option<usize> {
+    /// The block that begins at `ptr`, which lies in the slab.
+    #[inline]
+    fn block_at(&self, ptr: usize) -> Option<usize> {
         let offset = ptr - self.start.load(Relaxed);
         // Exact: grains below 2^16, divided by less than 2^12. Of a large block it is 0.
         let reciprocal = self.reciprocal.load(Relaxed);
         let i = (((offset / GRAIN) as u64).wrapping_mul(reciprocal) >> 32) as usize;
-        (i * self.size() == offset).then_some(i)
-    }
-
-    /// The block that begins at `ptr`, which lies in the slab.
-    #[inline]
-    fn block_at(&self, ptr: usize) -> Option<usize> {
-        let i = self.index_of(ptr)?;
-        (i < self.blocks.load(Relaxed) as usize).then_some(i)
+        (i * self.size() == offset && i < self.blocks.load(Relaxed) as usize).then_some(i)
     }
 }
 
@@ -164,6 +154,51 @@ impl Units {
     }
 }
 
+/// What a free without a lock looks at: a line for each unit of a slab whose state bytes were looked at
+/// and whose blocks can be in caches. Zeros: none.
+#[repr(C, align(32))]
+pub struct Quick {
+    start: AtomicUsize,
+    states: AtomicUsize,
+    /// 2^64 divided by the size of a block, rounded up.
+    inverse: AtomicU64,
+    class: AtomicU32,
+}
+
+// SAFETY: atomics only.
+unsafe impl Zeroed for Quick {}
+
+impl Quick {
+    /// The block that begins at `ptr`, which lies in the unit, with its class. It may be one behind the
+    /// slab's last, whose state byte is 0.
+    #[inline(always)]
+    pub fn find(&self, ptr: usize) -> Option<(usize, Place)> {
+        let inverse = self.inverse.load(Acquire);
+        let offset = ptr.wrapping_sub(self.start.load(Relaxed));
+        // Exact, since offset and size are below 2^32: the upper half is the quotient, and the lower
+        // half is below the inverse if nothing is left (Lemire, Kaser, Kurz, "Faster remainder by
+        // direct computation", 2019, Section 3).
+        let product = u128::from(offset as u64) * u128::from(inverse);
+        if product as u64 >= inverse {
+            return None;
+        }
+        let state = self.states.load(Relaxed) + (product >> 64) as usize;
+        let place = Place {
+            ptr: ptr as *mut u8,
+            state: state as *mut u8,
+        };
+        Some((self.class.load(Relaxed) as usize, place))
+    }
+
+    fn set(&self, slab: &Slab) {
+        self.start.store(slab.start.load(Relaxed), Relaxed);
+        self.states.store(slab.states.load(Relaxed), Relaxed);
+        self.class.store(u32::from(slab.class()), Relaxed);
+        let inverse = u64::MAX / slab.size() as u64 + 1;
+        self.inverse.store(inverse, Release);
+    }
+}
+
 /// All slabs of a heap.
 pub struct Slabs {
     base: usize,
@@ -171,6 +206,7 @@ pub struct Slabs {
     slabs: Table<Slab>,
     /// The slab of each unit, counted from the base; 0: none.
     of_unit: Table<AtomicU32>,
+    quick: Table<Quick>,
     /// A bit for each block, [`STATES_PER_UNIT`] for each unit.
     bits: Table<AtomicU64>,
     classes: [Mutex<Class>; CLASSES],
@@ -195,13 +231,12 @@ impl Slabs {
     /// Of a heap whose head and first chunk are mapped at `base`.
     pub fn new(base: usize, capacity: usize) -> Result<Slabs> {
         let units = capacity / UNIT;
-        let slabs: Table<Slab> = Table::new(units + 2)?;
-        slabs[0].cached.store(NO_CLASS, Relaxed);
         Ok(Slabs {
             base,
             capacity,
-            slabs,
+            slabs: Table::new(units + 2)?,
             of_unit: Table::new(units)?,
+            quick: Table::new(units)?,
             bits: Table::new(units * STATES_PER_UNIT / 64)?,
             classes: [const {
                 Mutex::new(Class {
@@ -301,8 +336,8 @@ impl Slabs {
             *lock(class) = Class::default();
         }
         self.slabs.clear();
-        self.slabs[0].cached.store(NO_CLASS, Relaxed);
         self.of_unit.clear();
+        self.quick.clear();
         self.bits.clear();
         let mut chunks = chunks.into_iter();
         chunks.try_for_each(|c| self.adopt(c, Some(space)))
@@ -338,7 +373,6 @@ impl Slabs {
             _ => (1u64 << 32).div_ceil(grains),
         };
         slab.reciprocal.store(reciprocal, Relaxed);
-        slab.cached.store(NO_CLASS, Relaxed);
         slab.blocks.store(blocks as u32, Relaxed);
         slab.free.store(0, Relaxed);
         slab.class.store(e.class, Relaxed);
@@ -375,30 +409,19 @@ impl Slabs {
         Some((slab, place))
     }
 
-    /// The block that begins at `ptr`, with its class, if such blocks can be in caches and the slab was
-    /// looked at. It may be one behind the slab's last, whose state byte is 0.
-    #[inline(always)]
-    pub fn find_cached(&self, ptr: usize) -> Option<(usize, Place)> {
-        let offset = ptr.wrapping_sub(self.base);
-        if offset >= self.capacity {
-            return None;
-        }
-        // SAFETY: there is a number for each unit of the capacity, and a slab for each number. That of
-        // number 0, for units in no slab, has no class.
-        let slab = unsafe {
-            let id = self.of_unit.at(offset / UNIT).load(Relaxed);
-            self.slabs.at(id as usize)
-        };
-        let class = slab.cached.load(Acquire) as usize;
-        if class >= CLASSES {
-            return None;
-        }
-        let state = slab.states.load(Relaxed) + slab.index_of(ptr)?;
-        let place = Place {
-            ptr: ptr as *mut u8,
-            state: state as *mut u8,
-        };
-        Some((class, place))
+    /// The line of the first unit.
+    pub fn quick(&self) -> *const Quick {
+        self.quick.start()
+    }
+
+    /// The first address.
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Bytes of the addresses.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// To be called before a state byte of the slab is changed.
@@ -442,7 +465,10 @@ impl Slabs {
             }
         }
         slab.free.store(free, Relaxed);
-        slab.cached.store(slab.class(), Release);
+        let first = (slab.start.load(Relaxed) - self.base) / UNIT;
+        for u in first..first + units_of(slab.class() as usize) {
+            self.quick[u].set(slab);
+        }
         slab.scanned.store(true, Release);
         self.list(class, slab);
     }
@@ -617,9 +643,9 @@ impl Slabs {
             self.word(slab, i).0.store(0, Relaxed);
         }
         slab.class.store(NO_CLASS, Relaxed);
-        slab.cached.store(NO_CLASS, Relaxed);
         slab.listed.store(false, Relaxed);
         for u in first..first + len {
+            self.quick[u].inverse.store(0, Relaxed);
             self.of_unit[u].store(0, Release);
         }
         // SAFETY: as above.

@@ -53,14 +53,9 @@ impl<T: Zeroed> Table<T> {
 }
 
 impl<T: Zeroed> Table<T> {
-    /// A value, without a look at whether it is there.
-    ///
-    /// # Safety
-    /// `i` is below the table's length.
-    #[inline(always)]
-    pub unsafe fn at(&self, i: usize) -> &T {
-        // SAFETY: inside the mapping, which stays as long as `self`; zeros are valid.
-        unsafe { &*self.at.add(i) }
+    /// The first value.
+    pub fn start(&self) -> *const T {
+        self.at
     }
 }
 

@@ -6,20 +6,35 @@
 //! program starts. All variables of a library that is loaded later (some hundred bytes of
 //! libmojim.so) then come from what the C library keeps for such libraries, about 1,600 bytes.
 
+/// What a thread's variable points to at first: zeros.
+#[repr(align(64))]
+pub struct Zeros([u8; ZEROS]);
+
+/// How many.
+pub const ZEROS: usize = 4096;
+
+static NONE: Zeros = Zeros([0; ZEROS]);
+
+/// The pointer that is none.
+pub fn none() -> *mut u8 {
+    NONE.0.as_ptr().cast_mut()
+}
+
 #[cfg(target_arch = "x86_64")]
 mod imp {
     use std::arch::{asm, global_asm};
 
     global_asm!(
-        ".pushsection .tbss.mojim_heap_cache,\"awT\",@nobits",
+        ".pushsection .tdata.mojim_heap_cache,\"awT\",@progbits",
         ".globl mojim_heap_cache",
         ".hidden mojim_heap_cache",
         ".type mojim_heap_cache, @object",
         ".size mojim_heap_cache, 8",
         ".p2align 3",
         "mojim_heap_cache:",
-        ".zero 8",
+        ".quad {none}",
         ".popsection",
+        none = sym super::NONE,
     );
 
     #[inline(always)]
@@ -55,7 +70,7 @@ mod imp {
 mod imp {
     use std::cell::Cell;
 
-    thread_local!(static CACHE: Cell<*mut u8> = const { Cell::new(std::ptr::null_mut()) });
+    thread_local!(static CACHE: Cell<*mut u8> = const { Cell::new((&raw const super::NONE).cast_mut().cast()) });
 
     #[inline]
     pub fn get() -> *mut u8 {

@@ -79,7 +79,7 @@ fn make() -> Result<*mut Thread> {
         let t = t as *mut Thread;
         // SAFETY: the calling thread's from here on.
         unsafe { (*t).log.mark.own() };
-        MINE.set(t);
+        known_from_here(t);
         return Ok(t);
     }
     // SAFETY: the layout of a type with fields.
@@ -102,8 +102,15 @@ fn make() -> Result<*mut Thread> {
         // SAFETY: never freed.
         register(unsafe { &(*t).log.mark });
     }
-    MINE.set(t);
+    known_from_here(t);
     Ok(t)
+}
+
+/// Makes an object the calling thread's.
+fn known_from_here(t: *mut Thread) {
+    MINE.set(t);
+    // SAFETY: the calling thread's own, which stays.
+    unsafe { mojim_heap::set_open(&raw const (*t).log.depth) };
 }
 
 /// The thread that had `t` ends.
@@ -112,6 +119,8 @@ fn ended(t: *mut Thread) {
     if t.is_null() || is_forked() {
         return;
     }
+    // SAFETY: null.
+    unsafe { mojim_heap::set_open(null_mut()) };
     // SAFETY: the thread's own object, which nobody else uses but for its mark.
     unsafe {
         let noted = (*t).log.noted;
