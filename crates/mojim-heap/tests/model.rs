@@ -1,123 +1,12 @@
 //! The heap against a model, over memory that keeps what was committed: random calls outside
 //! and inside of transactions, syncs, and crashes that throw away everything else.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+mod memory;
 
-use mojim_env::Result;
-use mojim_heap::{ALLOCATED, Block, FREE, Heap, HeapOptions, Space, Span, check};
+use std::sync::atomic::Ordering::Relaxed;
 
-/// What survives a crash: a file. `base`: where the heap lies.
-#[derive(Clone, Default)]
-struct Disk(Arc<Mutex<Vec<u8>>>);
-
-/// A heap's file in plain memory.
-struct Memory {
-    disk: Disk,
-    base: usize,
-}
-
-impl Space for Memory {
-    fn map(&self, offset: u64, len: usize, at: *mut u8) -> Result<()> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the heap has reserved these addresses.
-        unsafe { mmap_anonymous(at.cast(), len, prot, flags) }.unwrap();
-        let mut disk = self.disk.0.lock().unwrap();
-        let end = offset as usize + len;
-        if disk.len() < end {
-            disk.resize(end, 0);
-        }
-        let from = &disk[offset as usize..end];
-        // Only what is not zero: memory is taken by that alone.
-        for (i, page) in from
-            .chunks(4096)
-            .enumerate()
-            .filter(|(_, p)| p.iter().any(|b| *b != 0))
-        {
-            // SAFETY: inside the mapping.
-            unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), at.add(i * 4096), page.len()) };
-        }
-        Ok(())
-    }
-
-    fn commit(&self, spans: &[Span], _: bool) -> Result<()> {
-        let mut disk = self.disk.0.lock().unwrap();
-        for &(p, len) in spans {
-            let at = p as usize - self.base;
-            // SAFETY: bytes of the heap.
-            disk[at..at + len].copy_from_slice(unsafe { std::slice::from_raw_parts(p, len) });
-        }
-        Ok(())
-    }
-
-    fn sync(&self, mappings: &[Span]) -> Result<()> {
-        self.commit(mappings, true)
-    }
-
-    fn rollback(&self, (at, len): Span) -> Result<()> {
-        let disk = self.disk.0.lock().unwrap();
-        let from = &disk[at as usize - self.base..][..len];
-        // SAFETY: a mapping of the heap.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at.cast_mut(), len) };
-        Ok(())
-    }
-
-    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: made by `map`.
-        unsafe { rustix::mm::munmap(at.cast(), len) }.unwrap();
-        Ok(())
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-
-    fn size(&mut self) -> usize {
-        match self.below(20) {
-            0 => 20_000 + self.below(200_000) as usize,
-            1..=3 => self.below(9000) as usize,
-            _ => self.below(300) as usize,
-        }
-    }
-}
-
-/// Blocks by address: their bytes, and what fills them.
-type Blocks = BTreeMap<usize, (usize, u8)>;
-
-fn overlaps(all: &Blocks, at: usize, len: usize) -> bool {
-    let before = all.range(..at + len).next_back();
-    before.is_some_and(|(a, (l, _))| a + l.max(&1) > at)
-}
-
-fn fill(at: usize, len: usize, with: u8) {
-    // SAFETY: a block of the heap.
-    unsafe { std::ptr::write_bytes(at as *mut u8, with, len) };
-}
-
-fn open(disk: &Disk, base: usize) -> Heap {
-    let (head, size) = {
-        let d = disk.0.lock().unwrap();
-        let mut head = vec![0; 64 << 10];
-        let n = d.len().min(head.len());
-        head[..n].copy_from_slice(&d[..n]);
-        (head, d.len() as u64)
-    };
-    let space = Memory {
-        disk: disk.clone(),
-        base,
-    };
-    let options = HeapOptions::new(1 << 30, base);
-    Heap::open_over(Box::new(space), "model", (head, size), &options).unwrap()
-}
+use memory::{Blocks, Disk, Memory, Random, check_file, fill, open, overlaps};
+use mojim_heap::{ALLOCATED, Block, FREE, Heap, Space, Span, check};
 
 struct World {
     disk: Disk,
@@ -260,17 +149,15 @@ impl World {
     }
 
     fn check(&self) {
-        let report = check(&self.disk.0.lock().unwrap()).unwrap();
-        assert_eq!(report.problems, [""; 0]);
-        // Once, a large block that was free at open kept its units for ever.
-        for large in report.classes.iter().filter(|c| c.size == 0) {
-            assert_eq!(large.blocks, large.used, "units of large blocks leaked");
+        {
+            let disk = self.disk.0.lock().unwrap();
+            check_file(&disk, self.base, &self.committed);
+            // Once, a large block that was free at open kept its units for ever.
+            let report = check(&disk).unwrap();
+            for large in report.classes.iter().filter(|c| c.size == 0) {
+                assert_eq!(large.blocks, large.used, "units of large blocks leaked");
+            }
         }
-        assert_eq!(
-            report.used_blocks(),
-            self.committed.len() as u64,
-            "leaked or lost"
-        );
         for (at, (len, with)) in &self.now {
             assert!(self.heap.usable(*at as *const u8).unwrap() >= *len);
             // SAFETY: a block of the heap.
@@ -299,4 +186,91 @@ fn blocks_are_as_of_the_last_commits() {
         w.crash();
         w.heap.close().unwrap();
     }
+}
+
+/// The head, the slab tables and the state bytes, of a heap of one chunk.
+struct Metadata {
+    base: *const u8,
+    before: Vec<u8>,
+}
+
+impl Metadata {
+    fn new(heap: Heap) -> Metadata {
+        let first = mojim_format::heap::HEAD_LEN as u64;
+        let chunk = mojim_format::heap::Chunk::of(first, (16 << 20) - first).unwrap();
+        let base = heap.base().cast_const();
+        // SAFETY: the first chunk of the heap, which is mapped.
+        let before = unsafe { std::slice::from_raw_parts(base, chunk.data as usize) }.to_vec();
+        Metadata { base, before }
+    }
+
+    /// How many bytes have changed since the last look, and in how many runs.
+    fn changed(&mut self) -> (usize, usize) {
+        // SAFETY: as above.
+        let now = unsafe { std::slice::from_raw_parts(self.base, self.before.len()) };
+        let (mut bytes, mut runs, mut last) = (0, 0, usize::MAX);
+        for (page, now) in now.chunks(4096).enumerate() {
+            let before = &mut self.before[page * 4096..][..now.len()];
+            if before == now {
+                continue;
+            }
+            for i in 0..now.len() {
+                let at = page * 4096 + i;
+                if before[i] != now[i] {
+                    bytes += 1;
+                    runs += usize::from(last.wrapping_add(1) != at);
+                    last = at;
+                }
+            }
+            before.copy_from_slice(now);
+        }
+        (bytes, runs)
+    }
+}
+
+/// What a commit has to carry of the heap itself: at most 2 ranges and 2 bytes for each call, but where a
+/// slab begins or ends.
+#[test]
+fn a_call_changes_two_bytes_of_metadata_at_most() {
+    let base = 0x2180_0000_0000;
+    let disk = Disk::default();
+    let heap = open(&disk, base);
+    let mut r = Random(77);
+    let mut live = Vec::new();
+    let mut metadata = Metadata::new(heap);
+    let (mut calls, mut slabs) = (0, 0);
+    for _ in 0..4000 {
+        let before = disk.1.load(Relaxed);
+        match r.below(8) {
+            0..4 => live.push(heap.malloc(r.below(3000) as usize).unwrap()),
+            4 if !live.is_empty() => {
+                let i = r.below(live.len() as u64) as usize;
+                // SAFETY: a block, of this thread alone.
+                live[i] = unsafe { heap.realloc(live[i], r.below(3000) as usize) }.unwrap();
+            }
+            5 => {
+                let b = heap.take(r.below(3000) as usize, 1).unwrap();
+                // SAFETY: the block's state byte.
+                unsafe { *b.state = ALLOCATED };
+                live.push(b.ptr);
+            }
+            _ if !live.is_empty() => {
+                let i = r.below(live.len() as u64) as usize;
+                heap.free(live.swap_remove(i)).unwrap();
+            }
+            _ => continue,
+        }
+        let (bytes, runs) = metadata.changed();
+        // Each slab that begins or ends is one entry, committed by itself.
+        let entries = (disk.1.load(Relaxed) - before) as usize;
+        let (most, ranges) = (2 + 8 * entries, 2 + 8 * entries);
+        assert!(
+            bytes <= most && runs <= ranges,
+            "{bytes} bytes, {runs} ranges, {entries} slabs"
+        );
+        slabs += entries;
+        calls += 1;
+    }
+    assert!(calls > 3000 && slabs < calls / 10, "{slabs} of {calls}");
+    heap.close().unwrap();
 }
