@@ -745,3 +745,105 @@ pub fn too_large(bytes: usize) -> Error {
         error: "no heap has so many".into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::*;
+    use mojim_format::heap::ALLOCATED;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    /// Memory that is never committed.
+    struct Nowhere;
+
+    impl Space for Nowhere {
+        fn map(&self, _: u64, _: usize, _: *mut u8) -> Result<()> {
+            Ok(())
+        }
+        fn commit(&self, _: &[Span], _: bool) -> Result<()> {
+            Ok(())
+        }
+        fn sync(&self, _: &[Span]) -> Result<()> {
+            Ok(())
+        }
+        fn rollback(&self, _: Span) -> Result<()> {
+            Ok(())
+        }
+        fn unmap(&self, _: *mut u8, _: usize) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Slabs with a first chunk that has these entries, one slab behind the other; of each the first
+    /// block is allocated.
+    fn slabs_with(entries: &[SlabEntry]) -> Slabs {
+        let len = FIRST as usize;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: new memory, at an address of the system's choice.
+        let base = unsafe { mmap_anonymous(null_mut(), len, prot, flags) }.unwrap();
+        let slabs = Slabs::new(base as usize, len).unwrap();
+        let chunk = Chunk::of(HEAD_LEN as u64, FIRST - HEAD_LEN as u64).unwrap();
+        let mut unit = 0;
+        for e in entries {
+            let at = chunk.entry_at(unit);
+            // SAFETY: places of the chunk, which nobody else uses.
+            unsafe {
+                slabs.at(at).cast::<u64>().write(e.encode(at));
+                slabs.at(chunk.states_at(unit)).write(ALLOCATED);
+            }
+            unit += e.units as usize;
+        }
+        slabs.adopt(chunk, Some(&Nowhere)).unwrap();
+        slabs
+    }
+
+    fn of_class(class: usize) -> SlabEntry {
+        SlabEntry {
+            class: class as u8,
+            units: units_of(class) as u32,
+        }
+    }
+
+    /// The numbers of slabs that nobody has looked at stay in a list when a free looks at them. By the
+    /// time that the list is used, the slab may have ended, and its number be that of a slab of another
+    /// class, which another thread is about to look at.
+    #[test]
+    fn a_slab_is_listed_by_its_own_class_alone() {
+        const ENDED: usize = 3;
+        const OTHER: usize = 5;
+        let slabs = slabs_with(&[of_class(ENDED), of_class(ENDED)]);
+        let unit = |n: usize| {
+            let chunk = slabs.chunks()[0];
+            slabs.base + chunk.unit_at(n * units_of(ENDED)) as usize
+        };
+        // The only block of each is freed. One empty slab of a class stays, so the second ends.
+        for n in 0..2 {
+            let (slab, p) = slabs.find(unit(n)).unwrap();
+            slabs.look(slab);
+            // SAFETY: a state byte of the slab.
+            unsafe { state(p.state) }.store(FREE, Relaxed);
+            slabs.put(ENDED, &[p], &Nowhere);
+        }
+        assert!(slabs.find(unit(1)).is_none(), "it has ended");
+        // A thread makes a slab, which gets the number,
+        let id = slabs.new_slab(of_class(OTHER), 1, &Nowhere).unwrap();
+        assert_eq!(id, 2);
+        // another one takes all that there is of the first class,
+        let mut out = Vec::new();
+        let all = blocks_of(ENDED) + 1;
+        slabs.take(ENDED, all, &mut out, &Nowhere).unwrap();
+        let of_its_own = |p: &Place| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
+        assert!(out.iter().all(of_its_own));
+        // and the first thread looks at its slab.
+        slabs.scan(&mut lock(&slabs.classes[OTHER]), &slabs.slabs[id as usize]);
+        out.clear();
+        slabs.take(OTHER, 1, &mut out, &Nowhere).unwrap();
+        let found = slabs.find(out[0].ptr as usize).unwrap().0;
+        assert_eq!(
+            slabs.number(found),
+            id,
+            "its blocks are lost until the next open"
+        );
+    }
+}

@@ -5,7 +5,8 @@
 
 mod memory;
 
-use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex, MutexGuard};
 
 use memory::{Blocks, Disk, Memory, Random, check_file, fill, open, overlaps};
@@ -29,20 +30,17 @@ struct State {
     heap: Heap,
     /// Blocks that the program has. Those of the second kind were allocated outside of transactions since
     /// the last sync: no transaction frees them (`mojim_heap.h`, caveat 5).
-    committed: Owned,
-    fresh: Owned,
+    committed: Blocks,
+    fresh: Blocks,
     /// What a crash leaves.
     file: Blocks,
 }
-
-/// Blocks that any thread may take and free.
-type Owned = BTreeMap<usize, (usize, u8)>;
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-fn take_any(all: &mut Owned, r: &mut Random) -> Option<(usize, (usize, u8))> {
+fn take_any(all: &mut Blocks, r: &mut Random) -> Option<(usize, (usize, u8))> {
     let from = r.below(1 << 24) as usize;
     let base = *all.keys().next()?;
     let at = all.range(base + from..).next().map_or(base, |(at, _)| *at);
@@ -67,8 +65,8 @@ impl World {
         World {
             state: Mutex::new(State {
                 heap: open(&disk, base),
-                committed: Owned::new(),
-                fresh: Owned::new(),
+                committed: Blocks::new(),
+                fresh: Blocks::new(),
                 file: Blocks::new(),
             }),
             disk,
@@ -233,29 +231,31 @@ impl World {
     }
 }
 
-/// Where a thread that fails would have the others wait for it, all end.
-struct EndsAll;
-
-impl Drop for EndsAll {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("a thread of the model failed");
-            std::process::abort();
-        }
-    }
+/// The others would wait for a thread that fails: all end, with its message.
+fn end_all_when_one_fails() {
+    std::panic::set_hook(Box::new(|why| {
+        // Not by a macro: the test's output would be kept for its end.
+        let seed = SEED.load(Relaxed);
+        let _ = writeln!(std::io::stderr(), "seed {seed}: {why}");
+        std::process::abort();
+    }));
 }
+
+static SEED: AtomicU64 = AtomicU64::new(0);
 
 #[test]
 fn threads_free_each_others_blocks_and_commit_their_own() {
     let seeds: u64 = std::env::var("HEAP_SEEDS").map_or(2, |s| s.parse().unwrap());
+    end_all_when_one_fails();
     for seed in 0..seeds {
         println!("seed {seed}");
+        SEED.store(seed, Relaxed);
         let w = &World::new(seed);
         let random = |n: u64| Random((seed + 1) * 7919 + n * 104_729);
         std::thread::scope(|s| {
             for n in 0..STAY as u64 {
                 s.spawn(move || {
-                    let (_ends, mut r) = (EndsAll, random(n));
+                    let mut r = random(n);
                     for _ in 0..TURNS {
                         w.begins.wait();
                         w.turn(&mut r);
@@ -263,12 +263,11 @@ fn threads_free_each_others_blocks_and_commit_their_own() {
                     }
                 });
             }
-            let (_ends, mut r) = (EndsAll, random(100));
+            let mut r = random(100);
             for turn in 0..TURNS as u64 {
                 let ended = s.spawn(move || {
-                    let (_ends, mut r) = (EndsAll, random(1000 + turn));
                     w.begins.wait();
-                    w.turn(&mut r);
+                    w.turn(&mut random(1000 + turn));
                 });
                 w.begins.wait();
                 w.look();
