@@ -150,8 +150,10 @@ impl Threads {
 /// malloc and free in a persistent heap beside allocators of plain memory: mimalloc and jemalloc, where
 /// the system has them (libmimalloc2.0, libjemalloc2), and the C library's.
 ///
-/// An operation frees a random block of 1,024 and allocates another one. Then: the time to open a heap
-/// that is full of small blocks. Needs libmojim.so beside this command.
+/// An operation frees a random block of 1,024 and allocates another one. Before: a transaction that
+/// allocates a block and fills it, beside one that fills a block ("to store"), committed over shared
+/// memory. Then: the time to open a heap that is full of small blocks. Needs libmojim.so beside this
+/// command.
 #[derive(clap::Args)]
 struct Heap {
     /// A directory for the files [default: the temporary directory].
@@ -166,6 +168,9 @@ struct Heap {
     /// MiB of the heap that is opened; 0: none.
     #[arg(long, value_name = "MIB", default_value_t = HeapOptions::default().open >> 20)]
     open: usize,
+    /// Have turns as the process's own allocator: for the command itself.
+    #[arg(long, hide = true)]
+    serve: bool,
     /// Print one JSON object a line instead of a table.
     #[arg(long)]
     json: bool,
@@ -173,6 +178,9 @@ struct Heap {
 
 impl Heap {
     fn run(self) -> io::Result<()> {
+        if self.serve {
+            return crate::heap::serve();
+        }
         at_least_one(self.rounds, self.ops)?;
         if self.open > 3 << 10 {
             return Err(wrong("--open: at most 3072"));

@@ -3,9 +3,16 @@
 //!
 //! Every allocator runs the same requests: a table of live blocks, of which a random one is freed and
 //! replaced by one of a random size, whose first word is stored to. The allocators take turns in
-//! blocks of operations. The heap is used as a program does, by the functions of libmojim.so.
+//! blocks of operations. The heap is used as a program does, by the functions of libmojim.so. jemalloc
+//! is another process's `malloc` (`rival.rs`), since it cannot be loaded late. Then: what an allocation
+//! adds to a commit (`commits.rs`).
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+mod allocator;
+mod commits;
+mod rival;
+mod turns;
+
+use std::ffi::{CStr, CString, c_void};
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -16,6 +23,12 @@ use serde::Serialize;
 use crate::cluster::config_text;
 use crate::report::print;
 use crate::scratch::Scratch;
+
+pub use rival::serve;
+
+use allocator::{Allocator, Mojim, function, library};
+use rival::Rival;
+use turns::{Case, Turns, median};
 
 /// Options of `mojim bench heap`.
 #[derive(Debug, Clone)]
@@ -65,238 +78,60 @@ pub struct HeapRow {
     /// How many times as long as jemalloc took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to_jemalloc: Option<f64>,
+    /// How many times as long as the same store took without an allocation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to_store: Option<f64>,
 }
 
-/// The function of this name.
-///
-/// # Safety
-/// `F` is the type of a pointer to that function.
-unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> io::Result<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a handle of dlopen, and a C string.
-    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    if found.is_null() {
-        let what = format!("there is no function {}", name.to_string_lossy());
-        return Err(io::Error::new(io::ErrorKind::NotFound, what));
-    }
-    // SAFETY: a pointer to a function of type `F`, as the caller promises, of the same size.
-    Ok(unsafe { std::mem::transmute_copy(&found) })
-}
-
-/// A shared library, which stays.
-fn library(name: &Path) -> io::Result<*mut c_void> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = CString::new(name.as_os_str().as_bytes())?;
-    // SAFETY: the name is a C string; what the library does when it is loaded is what any program
-    // that is linked with it has it do.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    match handle.is_null() {
-        true => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("{} cannot be loaded", name.display()),
-        )),
-        false => Ok(handle),
-    }
-}
-
-type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
-type Free = unsafe extern "C" fn(*mut c_void);
-
-/// The functions of libmojim.so that are used.
-#[derive(Clone, Copy)]
-struct Mojim {
-    attach: unsafe extern "C" fn(*const c_char, *const c_char, *const c_char) -> *mut c_void,
-    detach: unsafe extern "C" fn(*mut c_void) -> c_int,
-    open:
-        unsafe extern "C" fn(*mut c_void, *const c_char, usize, *mut c_void, c_int) -> *mut c_void,
-    close: unsafe extern "C" fn(*mut c_void) -> c_int,
-    sync: unsafe extern "C" fn(*mut c_void) -> c_int,
-    malloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut c_void) -> c_int,
-    error: unsafe extern "C" fn() -> *const c_char,
-}
-
-impl Mojim {
-    /// The library beside this program.
-    fn load() -> io::Result<Mojim> {
-        let exe = std::env::current_exe()?;
-        let handle = library(&exe.with_file_name("libmojim.so"))?;
-        // SAFETY: these are the types of these functions in mojim.h and mojim_heap.h.
-        unsafe {
-            Ok(Mojim {
-                attach: function(handle, c"mojim_attach")?,
-                detach: function(handle, c"mojim_detach")?,
-                open: function(handle, c"mojim_heap_open")?,
-                close: function(handle, c"mojim_heap_close")?,
-                sync: function(handle, c"mojim_heap_sync")?,
-                malloc: function(handle, c"mojim_malloc")?,
-                free: function(handle, c"mojim_free")?,
-                error: function(handle, c"mojim_last_error")?,
-            })
-        }
-    }
-
-    fn failed(&self) -> io::Error {
-        // SAFETY: the text is a C string of the calling thread.
-        let text = unsafe { CStr::from_ptr((self.error)()) };
-        io::Error::other(text.to_string_lossy().into_owned())
-    }
-
-    fn check<T: PartialEq>(&self, got: T, failed: T) -> io::Result<T> {
-        match got == failed {
-            true => Err(self.failed()),
-            false => Ok(got),
-        }
-    }
-}
-
-/// An allocator.
-#[derive(Clone, Copy)]
-enum Allocator {
-    Heap(Mojim, usize),
-    Plain(Malloc, Free),
-}
-
-impl Allocator {
-    #[inline(always)]
-    fn malloc(self, size: usize) -> *mut u64 {
-        // SAFETY: an open heap; a malloc.
-        unsafe {
-            match self {
-                Allocator::Heap(m, h) => (m.malloc)(h as *mut c_void, size).cast(),
-                Allocator::Plain(malloc, _) => malloc(size).cast(),
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn free(self, p: *mut u64) {
-        // SAFETY: a block of this allocator.
-        unsafe {
-            match self {
-                Allocator::Heap(m, _) => drop((m.free)(p.cast())),
-                Allocator::Plain(_, free) => free(p.cast()),
-            }
-        }
-    }
-}
-
-/// Live blocks of a thread.
-const SLOTS: usize = 1024;
-
-/// The requests of a thread: which block, and its next size.
-fn requests(mixed: bool, n: usize, seed: u64) -> Vec<(u16, u16)> {
-    let mut x = seed;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x >> 11
-    };
-    let size = |r: u64| match mixed {
-        false => 16 + (r % 241) as u16,
-        // As many of each doubling.
-        true => {
-            let low = 16u64 << (r % 10);
-            (low + (r >> 8) % low) as u16
-        }
-    };
-    (0..n)
-        .map(|_| ((next() % SLOTS as u64) as u16, size(next())))
-        .collect()
-}
-
-/// A thread's live blocks.
-struct Table {
-    allocator: Allocator,
-    live: Vec<*mut u64>,
-}
-
-// SAFETY: blocks may be freed by any thread.
-unsafe impl Send for Table {}
-
-impl Table {
-    fn new(allocator: Allocator) -> Table {
-        let live = (0..SLOTS).map(|_| allocator.malloc(64)).collect();
-        Table { allocator, live }
-    }
-
-    /// Nanoseconds for each request.
-    fn run(&mut self, requests: &[(u16, u16)]) -> io::Result<f64> {
-        let begin = Instant::now();
-        for &(slot, size) in requests {
-            let p = &mut self.live[slot as usize];
-            self.allocator.free(*p);
-            *p = self.allocator.malloc(size as usize);
-            if p.is_null() {
-                return Err(io::Error::other("no block"));
-            }
-            // SAFETY: a block of at least 16 bytes.
-            unsafe { **p = u64::from(size) };
-        }
-        Ok(begin.elapsed().as_nanos() as f64 / requests.len() as f64)
-    }
-}
-
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+/// Who has a turn.
+enum Side<'a> {
+    Here(Turns),
+    There(&'a mut Rival),
 }
 
 /// One case: every allocator in turn, in each round.
 fn case(
     o: &HeapOptions,
-    name: &str,
-    mixed: bool,
-    threads: usize,
-    allocators: &[(&str, Allocator)],
+    (name, case): (&str, Case),
+    allocators: &[(&'static str, Allocator)],
+    rival: Option<&mut Rival>,
 ) -> io::Result<Vec<HeapRow>> {
-    let requests: Vec<_> = (0..threads)
-        .map(|t| requests(mixed, o.ops, 88172645463325252 + t as u64))
+    let here = allocators.iter();
+    let mut sides: Vec<(&str, Side<'_>)> = here
+        .map(|(n, a)| (*n, Side::Here(Turns::new(*a, case))))
         .collect();
-    let mut tables: Vec<Vec<Table>> = allocators
-        .iter()
-        .map(|(_, a)| (0..threads).map(|_| Table::new(*a)).collect())
-        .collect();
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); allocators.len()];
+    sides.extend(rival.map(|r| (rival::NAME, Side::There(r))));
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
     for round in 0..=o.rounds {
-        for k in 0..allocators.len() {
-            let i = (k + round) % allocators.len();
-            let work = tables[i].iter_mut().zip(&requests);
-            let took: io::Result<Vec<f64>> = std::thread::scope(|s| {
-                let all: Vec<_> = work.map(|(t, r)| s.spawn(move || t.run(r))).collect();
-                let joined = all
-                    .into_iter()
-                    .map(|t| t.join().expect("it does not panic"));
-                joined.collect()
-            });
+        for k in 0..sides.len() {
+            let i = (k + round) % sides.len();
+            let took = match &mut sides[i].1 {
+                Side::Here(turns) => turns.turn()?,
+                Side::There(rival) => rival.turn(case)?,
+            };
             // The first round warms up.
             if round > 0 {
-                times[i].push(median(took?));
+                times[i].push(took);
             }
         }
     }
-    for t in tables.into_iter().flatten() {
-        t.live.iter().for_each(|p| t.allocator.free(*p));
-    }
+    let names: Vec<&str> = sides.iter().map(|(n, _)| *n).collect();
     let to = |i: usize, other: &str| {
-        let j = allocators.iter().position(|(n, _)| *n == other)?;
+        let j = names.iter().position(|n| *n == other)?;
         let ratios = times[i].iter().zip(&times[j]).map(|(a, b)| a / b);
         (i != j).then(|| median(ratios.collect()))
     };
-    let rows = allocators
-        .iter()
-        .enumerate()
-        .map(|(i, (allocator, _))| HeapRow {
-            bench: "heap",
-            case: name.into(),
-            allocator: (*allocator).into(),
-            threads,
-            median: median(times[i].clone()),
-            unit: "ns",
-            to_mimalloc: to(i, "mimalloc"),
-            to_jemalloc: to(i, "jemalloc"),
-        });
+    let rows = names.iter().enumerate().map(|(i, allocator)| HeapRow {
+        bench: "heap",
+        case: name.into(),
+        allocator: (*allocator).into(),
+        threads: case.threads,
+        median: median(times[i].clone()),
+        unit: "ns",
+        to_mimalloc: to(i, "mimalloc"),
+        to_jemalloc: to(i, rival::NAME),
+        to_store: None,
+    });
     Ok(rows.collect())
 }
 
@@ -315,9 +150,25 @@ fn rivals() -> Vec<(&'static str, Allocator)> {
     };
     add("mimalloc", "libmimalloc.so.2", c"mi_malloc", c"mi_free");
     add("mimalloc", "libmimalloc.so.3", c"mi_malloc", c"mi_free");
-    add("jemalloc", "libjemalloc.so.2", c"malloc", c"free");
     all.dedup_by_key(|(name, _)| *name);
     all
+}
+
+/// What an allocation adds to a commit.
+fn commits(o: &HeapOptions, m: Mojim) -> io::Result<Vec<HeapRow>> {
+    let all = commits::run(o.rounds, m)?.into_iter();
+    let row = |(name, median, to_store): (&str, f64, Option<f64>)| HeapRow {
+        bench: "heap",
+        case: format!("{name}, {} bytes, committed (shm)", commits::BYTES),
+        allocator: "mojim".into(),
+        threads: 1,
+        median,
+        unit: "ns",
+        to_mimalloc: None,
+        to_jemalloc: None,
+        to_store,
+    };
+    Ok(all.map(row).collect())
 }
 
 /// Milliseconds to open a heap that is full of blocks of 16 bytes.
@@ -358,14 +209,15 @@ fn opens(o: &HeapOptions, m: Mojim, volume: *mut c_void) -> io::Result<HeapRow> 
         unit: "ms",
         to_mimalloc: None,
         to_jemalloc: None,
+        to_store: None,
     })
 }
 
 fn table(rows: &[HeapRow], out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "{:<34}{:>8}  {:<10}{:>10}  {:>12}{:>12}",
-        "case", "threads", "allocator", "median", "to mimalloc", "to jemalloc"
+        "{:<38}{:>8}  {:<10}{:>10}  {:>12}{:>12}{:>10}",
+        "case", "threads", "allocator", "median", "to mimalloc", "to jemalloc", "to store"
     )?;
     for r in rows {
         let ratio = |v: Option<f64>| v.map_or(String::new(), |v| format!("{v:.2}"));
@@ -373,13 +225,14 @@ fn table(rows: &[HeapRow], out: &mut impl Write) -> io::Result<()> {
         let _ = write!(time, "{:.1} {}", r.median, r.unit);
         writeln!(
             out,
-            "{:<34}{:>8}  {:<10}{:>10}  {:>12}{:>12}",
+            "{:<38}{:>8}  {:<10}{:>10}  {:>12}{:>12}{:>10}",
             r.case,
             r.threads,
             r.allocator,
             time,
             ratio(r.to_mimalloc),
-            ratio(r.to_jemalloc)
+            ratio(r.to_jemalloc),
+            ratio(r.to_store)
         )?;
     }
     Ok(())
@@ -390,7 +243,9 @@ pub fn run(o: &HeapOptions) -> io::Result<()> {
     // Before libmojim.so, which takes much of the room that the C library keeps for the variables of
     // threads of libraries that come late.
     let rivals = rivals();
+    let mut rival = Rival::start();
     let m = Mojim::load()?;
+    let mut rows = commits(o, m)?;
     let scratch = match &o.dir {
         Some(d) => Scratch::new_in(d)?,
         None => Scratch::new()?,
@@ -412,10 +267,15 @@ pub fn run(o: &HeapOptions) -> io::Result<()> {
     m.check(h, std::ptr::null_mut())?;
     let mut all = vec![("mojim", Allocator::Heap(m, h as usize))];
     all.extend(rivals);
-    let mut rows = Vec::new();
     for threads in [1, 2] {
-        rows.extend(case(o, "16 to 256 bytes", false, threads, &all)?);
-        rows.extend(case(o, "16 bytes to 16 KiB", true, threads, &all)?);
+        for (name, mixed) in [("16 to 256 bytes", false), ("16 bytes to 16 KiB", true)] {
+            let of = Case {
+                mixed,
+                threads,
+                ops: o.ops,
+            };
+            rows.extend(case(o, (name, of), &all, rival.as_mut())?);
+        }
     }
     if o.open > 0 {
         rows.push(opens(o, m, volume)?);
