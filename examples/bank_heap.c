@@ -4,6 +4,7 @@
  *     cc examples/bank_heap.c -Iinclude -lmojim -o bank_heap
  *     ./bank_heap mojim.toml a [TRANSFERS]
  */
+#include <errno.h>
 #include <mojim_tx.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,9 @@ int main(int argc, char **argv)
     if (h == NULL)
         return fail("heap");
     struct bank *b = mojim_root(h, "bank", "struct bank");
-    if (b == NULL && (b = found(h)) == NULL)
+    if (b == NULL && errno == ENOENT)
+        b = found(h);
+    if (b == NULL)
         return fail("the bank");
     long total = 0;
     for (int i = 0; i < ACCOUNTS; i++)

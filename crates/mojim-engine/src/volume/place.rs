@@ -99,10 +99,7 @@ impl Place {
     /// Opens the node's copy for its primary, and so takes its lock.
     pub fn open(&self, who: Attacher) -> Result<Store> {
         // Before the lock: on a node that follows, its daemon holds that.
-        let view = read_superblock(&*self.env, &layout::meta_dir(&self.node, &self.volume.name))?
-            .map(|sb| sb.view)
-            .unwrap_or_default();
-        self.check_primary(&view)?;
+        self.check_known()?;
         let store = self.open_store(who)?;
         let sb = store.superblock();
         self.check_primary(&sb.view)?;
@@ -110,6 +107,14 @@ impl Place {
             store.area().find(""); // the area is open
         }
         Ok(store)
+    }
+
+    /// Fails unless this node is the primary, as its own copy knows now.
+    fn check_known(&self) -> Result<()> {
+        let view = read_superblock(&*self.env, &layout::meta_dir(&self.node, &self.volume.name))?
+            .map(|sb| sb.view)
+            .unwrap_or_default();
+        self.check_primary(&view)
     }
 
     /// Fails unless this node is the primary by `view`, the view that its own copy knows.
@@ -166,8 +171,10 @@ impl Place {
                         patience = GIVES_WAY;
                     }
                     if env.now() - start > patience {
+                        // The daemon has it, perhaps, which has learnt of another primary.
+                        self.check_known()?;
                         return Err(Error::Busy(format!(
-                            "{e}; only one process can be attached as primary"
+                            "{e}; only one process can be attached as primary, on the node that `mojim status` names"
                         )));
                     }
                     std::thread::sleep(Duration::from_millis(20));
