@@ -7,8 +7,8 @@
 //! - Only its thread uses a cache, but for the few words that [`forget`] and [`tell_begun`] write.
 //! - A cache whose key is not its heap's holds nothing: the heap was closed, or rolled back. Calls
 //!   without a lock see it by the capacity and the handle, which are not the heap's any more.
-//! - `ready`: blocks that are free as of the last commit. `freed`: blocks that the thread has
-//!   freed outside a transaction, which may still be allocated as of the last commit, and
+//! - `ready`: blocks that are free as of the last commit. `freed` and `away`: blocks that the thread
+//!   has freed outside a transaction, which may still be allocated as of the last commit, and
 //!   which data that is committed may still refer to.
 
 use std::cell::{Cell, RefCell};
@@ -23,6 +23,7 @@ use std::sync::{Mutex, MutexGuard};
 use mojim_format::heap::{ALLOCATED, FREE, UNIT};
 
 use crate::classes::{CLASSES, class_for};
+use crate::owners;
 use crate::slabs::{Place, Quick, Slabs, state};
 use crate::tls;
 
@@ -91,6 +92,10 @@ pub struct Blocks {
     /// The number of the sync that had begun last when a block came into `freed`.
     pub stamp: u64,
     key: u64,
+    /// The thread's number.
+    pub owner: u32,
+    /// Freed blocks of other threads' slabs.
+    pub away: Stack,
     lists: [Lists; CLASSES],
 }
 
@@ -248,7 +253,10 @@ pub fn free(ptr: *mut u8) -> bool {
             return false;
         };
         let byte = state(p.state);
-        let freed = Cache::freed(c, class);
+        let freed = match quick.owner() == (*c).blocks.owner {
+            true => Cache::freed(c, class),
+            false => &mut (*c).blocks.away,
+        };
         let top = freed.top;
         if byte.load(Relaxed) != ALLOCATED || top == freed.end {
             return false;
@@ -305,7 +313,7 @@ pub fn tell_begun(key: u64, begun: u64) {
 }
 
 thread_local! {
-    static MINE: RefCell<Mine> = const { RefCell::new(Mine(Vec::new())) };
+    static MINE: RefCell<Mine> = const { RefCell::new(Mine(Vec::new(), owners::NOBODY)) };
     static OPEN: Cell<*const u32> = const { Cell::new(&raw const NONE_OPEN) };
 }
 
@@ -327,14 +335,14 @@ pub unsafe fn set_open(levels: *const u32) {
     });
 }
 
-/// All caches of a thread.
-struct Mine(Vec<Slot>);
+/// All caches of a thread, and its number.
+struct Mine(Vec<Slot>, u32);
 
 /// A cache by its address, which stays.
 struct Slot(*mut Cache);
 
 impl Slot {
-    fn new<K: Keeper>(heap: &'static K) -> Slot {
+    fn new<K: Keeper>(heap: &'static K, owner: u32) -> Slot {
         let shared = heap.shared();
         let forked = mojim_memory::fork::is_forked();
         // What is told from here on is told to this one, too.
@@ -357,6 +365,8 @@ impl Slot {
             blocks: Blocks {
                 stamp: 0,
                 key,
+                owner,
+                away: Stack::new(),
                 lists: [const { Lists::new() }; CLASSES],
             },
         }));
@@ -400,6 +410,7 @@ impl Drop for Mine {
             }
             slot.release();
         }
+        owners::give(self.1);
     }
 }
 
@@ -433,7 +444,7 @@ pub fn with<K: Keeper, R>(heap: &'static K, f: impl FnOnce(Option<&mut Blocks>) 
 #[cold]
 fn find<K: Keeper>(heap: &'static K) -> *mut Blocks {
     let found = MINE.try_with(|mine| {
-        let all = &mut mine.borrow_mut().0;
+        let Mine(all, owner) = &mut *mine.borrow_mut();
         all.retain(|c| {
             let keeps = c.is_valid();
             if !keeps {
@@ -446,7 +457,10 @@ fn find<K: Keeper>(heap: &'static K) -> *mut Blocks {
         let i = match all.iter().position(of) {
             Some(i) => i,
             None => {
-                all.push(Slot::new(heap));
+                if *owner == owners::NOBODY {
+                    *owner = owners::take();
+                }
+                all.push(Slot::new(heap, *owner));
                 all.len() - 1
             }
         };

@@ -28,7 +28,8 @@ use mojim_format::heap::{
 use crate::addresses::{choose, release, reserve};
 use crate::cache::{self, Blocks, Keeper, Lists, Shared};
 use crate::classes::{CLASSES, MOST, class_of, kept, size_of};
-use crate::slabs::{FIRST, Place, Slabs, state, too_large};
+use crate::owners;
+use crate::slabs::{FIRST, LOOKED, Place, Slab, Slabs, state, too_large};
 use crate::space::{ReaderSpace, Space, VolumeSpace};
 
 /// Bytes of addresses that a heap reserves where the program does not say.
@@ -95,8 +96,23 @@ pub struct Block {
 struct Freed {
     stamp: u64,
     class: u8,
+    /// The thread whose slabs they are of.
+    owner: u32,
     blocks: Vec<Place>,
 }
+
+/// Those of each class, and at last the large ones.
+type Waiting = [Vec<Freed>; CLASSES + 1];
+
+/// Where those of a class, or of [`LARGE`], are.
+fn row(class: u8) -> usize {
+    (class as usize).min(CLASSES)
+}
+
+/// Bytes of a class that wait for the thread whose they are, before others take them.
+const WAITING: usize = 1 << 20;
+/// Blocks of other threads' slabs that a thread gives back at a time.
+const AWAY: usize = 64;
 
 /// What a [`Heap`] stands for.
 pub struct Inner {
@@ -107,7 +123,7 @@ pub struct Inner {
     exact: bool,
     read_only: bool,
     shared: Shared,
-    freed: Mutex<Vec<Freed>>,
+    freed: Mutex<Waiting>,
     roots: Mutex<()>,
     /// The last sync that has succeeded.
     synced: AtomicU64,
@@ -391,7 +407,7 @@ impl Heap {
         }
         byte.store(FREE, Relaxed);
         compiler_fence(SeqCst);
-        inner.put_freed(slab.class(), p);
+        inner.put_freed(slab, p);
         Ok(())
     }
 
@@ -543,7 +559,7 @@ impl Heap {
             }
         }
         inner.renew_key();
-        lock(&inner.freed).clear();
+        lock(&inner.freed).iter_mut().for_each(Vec::clear);
         let done = inner.shared.slabs.begin_anew(&*inner.space);
         done.map_err(|e| {
             inner.torn.store(true, SeqCst);
@@ -720,11 +736,8 @@ impl Inner {
         let mut freed = lock(&self.freed);
         match *wanted {
             Wanted::Class(c) => {
-                let i = freed.iter().position(|f| f.class as usize == c)?;
-                let p = freed[i].blocks.pop();
-                if freed[i].blocks.is_empty() {
-                    freed.swap_remove(i);
-                }
+                let p = freed[c].last_mut()?.blocks.pop();
+                freed[c].pop_if(|f| f.blocks.is_empty());
                 p
             }
             Wanted::Large(units, align) => {
@@ -735,8 +748,8 @@ impl Inner {
                     let has = slab.size() / UNIT;
                     aligned && has >= units && has - units <= units / 4
                 };
-                let i = freed.iter().position(|f| f.class == LARGE && fits(f))?;
-                Some(freed.swap_remove(i).blocks[0])
+                let i = freed[CLASSES].iter().position(fits)?;
+                Some(freed[CLASSES].swap_remove(i).blocks[0])
             }
         }
     }
@@ -749,18 +762,26 @@ impl Inner {
                 return Ok(None);
             };
             self.stamp(cache, self.shared.begun.load(Acquire));
-            let Lists { freed, ready } = cache.of(class);
+            let freed = &mut cache.of(class).freed;
             freed.make(kept(class));
             if let Some(p) = freed.pop() {
                 return Ok(Some(p));
             }
-            if let Some(blocks) = self.batch(class) {
+            let owner = cache.owner;
+            let Lists { freed, ready } = cache.of(class);
+            let most = WAITING / size_of(class) / kept(class);
+            if let Some(blocks) = self.batch(class, owner, most) {
                 blocks.into_iter().for_each(|p| freed.put(p));
                 return Ok(freed.pop());
             }
             let want = (kept(class) / 2).max(1);
-            if ready.is_empty() {
-                self.shared.slabs.take(class, want, ready, &*self.space)?;
+            if ready.is_empty()
+                && let Err(e) = (self.shared.slabs).take(class, want, ready, owner, &*self.space)
+            {
+                // What waits for others is better than none.
+                let blocks = self.batch(class, owner, 0).ok_or(e)?;
+                blocks.into_iter().for_each(|p| freed.put(p));
+                return Ok(freed.pop());
             }
             let from = ready.len().saturating_sub(want);
             ready.drain(from..).for_each(|p| freed.put(p));
@@ -768,10 +789,15 @@ impl Inner {
         })
     }
 
-    /// What a thread has had of a class and freed since the last sync: at most [`kept`] blocks.
-    fn batch(&self, class: usize) -> Option<Vec<Place>> {
-        let mut all = lock(&self.freed);
-        let i = all.iter().rposition(|f| f.class as usize == class)?;
+    /// What was freed of a class since the last sync, at most [`kept`] blocks: of this thread's slabs or
+    /// of those of one that has ended; any if more than `most` such batches wait.
+    fn batch(&self, class: usize, owner: u32, most: usize) -> Option<Vec<Place>> {
+        let all = &mut lock(&self.freed)[class];
+        let looked = all.len().saturating_sub(LOOKED);
+        let mine = |f: &Freed| f.owner == owner || !owners::is_live(f.owner);
+        let i = all[looked..].iter().rposition(mine).map(|i| looked + i);
+        let last = all.len().checked_sub(1)?;
+        let i = i.or((last >= most).then_some(last))?;
         Some(all.swap_remove(i).blocks)
     }
 
@@ -796,48 +822,99 @@ impl Inner {
         cache::with(self, |cache| {
             let Some(cache) = cache else {
                 let mut one = Vec::with_capacity(1);
-                self.shared.slabs.take(class, 1, &mut one, &*self.space)?;
+                (self.shared.slabs).take(class, 1, &mut one, owners::NOBODY, &*self.space)?;
                 return Ok(one[0]);
             };
             self.settle_cache(cache);
+            let owner = cache.owner;
             let ready = &mut cache.of(class).ready;
             if ready.is_empty() {
                 let want = (kept(class) / 2).max(1);
-                self.shared.slabs.take(class, want, ready, &*self.space)?;
+                (self.shared.slabs).take(class, want, ready, owner, &*self.space)?;
             }
             Ok(ready.pop().expect("there was one, or an error"))
         })
     }
 
     /// A block that was freed outside a transaction.
-    #[inline]
-    fn put_freed(&'static self, class: u8, p: Place) {
+    fn put_freed(&'static self, slab: &Slab, p: Place) {
         let begun = self.shared.begun.load(Acquire);
+        let class = slab.class();
         cache::with(self, |cache| match cache {
             Some(cache) if class != LARGE => {
                 self.stamp(cache, begun);
+                if slab.owner() != cache.owner {
+                    cache.away.make(AWAY);
+                    if cache.away.room() == 0 {
+                        self.send_away(cache);
+                    }
+                    return cache.away.put(p);
+                }
+                let owner = cache.owner;
                 let freed = &mut cache.of(class as usize).freed;
                 let most = kept(class as usize);
                 freed.make(most);
                 if freed.room() == 0 {
                     let blocks = freed.split_off(most / 2);
-                    self.keep_freed(begun, class, blocks);
+                    self.keep_freed((begun, owner), class, blocks);
                 }
                 freed.put(p);
             }
-            _ => self.keep_freed(begun, class, vec![p]),
+            _ => self.keep_freed((begun, slab.owner()), class, vec![p]),
         });
     }
 
     #[cold]
-    fn keep_freed(&self, stamp: u64, class: u8, blocks: Vec<Place>) {
-        lock(&self.freed).push(Freed {
-            stamp,
-            class,
-            blocks,
-        });
+    fn keep_freed(&self, (stamp, owner): (u64, u32), class: u8, blocks: Vec<Place>) {
+        let mut all = lock(&self.freed);
+        let row = &mut all[row(class)];
+        let looked = row.len().saturating_sub(LOOKED);
+        let most = if class == LARGE {
+            1
+        } else {
+            kept(class as usize)
+        };
+        let fits = |f: &&mut Freed| {
+            (f.stamp, f.owner) == (stamp, owner) && f.blocks.len() + blocks.len() <= most
+        };
+        match row[looked..].iter_mut().rev().find(fits) {
+            Some(f) => f.blocks.extend(blocks),
+            None => row.push(Freed {
+                stamp,
+                class,
+                owner,
+                blocks,
+            }),
+        }
+        drop(all);
         // A sync may have succeeded meanwhile.
-        self.settle_freed(self.synced.load(Acquire));
+        let synced = self.synced.load(Acquire);
+        if stamp < synced {
+            self.settle_freed(synced);
+        }
+    }
+
+    /// The threads whose blocks they are find them. What is of no thread, or of one that has ended, is
+    /// this thread's from here on.
+    #[cold]
+    fn send_away(&self, cache: &mut Blocks) {
+        let mine = cache.owner;
+        let sorted = |p: Place| {
+            let (slab, _) = (self.shared.slabs.find(p.ptr as usize)).expect("it is a block");
+            if !owners::is_live(slab.owner()) {
+                self.shared.slabs.own(slab, mine);
+            }
+            (slab.owner(), slab.class(), p)
+        };
+        let mut all: Vec<_> = cache.away.split_off(0).into_iter().map(sorted).collect();
+        all.sort_by_key(|a| (a.0, a.1));
+        for some in all.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
+            let (owner, class, _) = some[0];
+            for part in some.chunks(kept(class as usize)) {
+                let blocks = part.iter().map(|a| a.2).collect();
+                self.keep_freed((cache.stamp, owner), class, blocks);
+            }
+        }
     }
 
     /// What a thread has freed before the last sync began is ready now; what is older than that
@@ -847,13 +924,16 @@ impl Inner {
         if !covered && cache.stamp == self.shared.begun.load(Acquire) {
             return;
         }
+        // If they are covered, they are in the slabs right away.
+        self.send_away(cache);
+        let owner = cache.owner;
         for class in 0..CLASSES {
             let mut blocks = cache.of(class).freed.split_off(0);
             if blocks.is_empty() {
                 continue;
             }
             if !covered {
-                self.keep_freed(cache.stamp, class as u8, blocks);
+                self.keep_freed((cache.stamp, owner), class as u8, blocks);
                 continue;
             }
             let room = kept(class).saturating_sub(cache.of(class).ready.len());
@@ -866,7 +946,10 @@ impl Inner {
     /// What was freed before the sync `this` began, which has succeeded, is free.
     fn settle_freed(&self, this: u64) {
         let mut all = lock(&self.freed);
-        let done: Vec<Freed> = all.extract_if(.., |f| f.stamp < this).collect();
+        let covered = |rows: &mut Vec<Freed>| -> Vec<Freed> {
+            rows.extract_if(.., |f| f.stamp < this).collect()
+        };
+        let done: Vec<Freed> = all.iter_mut().flat_map(covered).collect();
         drop(all);
         for f in done {
             match f.class {
@@ -927,6 +1010,8 @@ impl Keeper for Inner {
         if !cache.is_of(self) {
             return;
         }
+        self.send_away(cache);
+        let owner = cache.owner;
         for class in 0..CLASSES {
             let ready = std::mem::take(&mut cache.of(class).ready);
             if !ready.is_empty() {
@@ -934,7 +1019,7 @@ impl Keeper for Inner {
             }
             let freed = cache.of(class).freed.split_off(0);
             if !freed.is_empty() {
-                self.keep_freed(cache.stamp, class as u8, freed);
+                self.keep_freed((cache.stamp, owner), class as u8, freed);
             }
         }
     }
@@ -1010,7 +1095,7 @@ impl Name {
                 begun: AtomicU64::new(0),
                 slabs,
             },
-            freed: Mutex::default(),
+            freed: Mutex::new([const { Vec::new() }; CLASSES + 1]),
             roots: Mutex::default(),
             synced: AtomicU64::new(0),
             closed: AtomicBool::new(false),

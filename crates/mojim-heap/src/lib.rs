@@ -7,7 +7,7 @@
 //! commit their own bytes alone; and a crash leaks nothing, since blocks in the caches of
 //! threads are free on disk.
 //!
-//! Layers, from the ground: `classes`, `table`, `tls`, `addresses`, `space`; `slabs`, `check`; `moved`;
+//! Layers, from the ground: `classes`, `table`, `tls`, `owners`, `addresses`, `space`; `slabs`, `check`; `moved`;
 //! `cache`; `heap`.
 
 mod addresses;
@@ -16,6 +16,7 @@ mod check;
 mod classes;
 mod heap;
 mod moved;
+mod owners;
 mod slabs;
 mod space;
 mod table;

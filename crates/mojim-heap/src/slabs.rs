@@ -24,6 +24,7 @@ use mojim_format::heap::{
 };
 
 use crate::classes::{CLASSES, blocks_of, size_of, units_of};
+use crate::owners;
 use crate::space::{Space, Span};
 use crate::table::{Table, Zeroed};
 
@@ -33,6 +34,11 @@ pub const FIRST: u64 = 16 << 20;
 const NO_CLASS: u8 = 254;
 
 const _: () = assert!(CLASSES < NO_CLASS as usize);
+
+/// Slabs of a class that a thread looks at for one of its own.
+pub const LOOKED: usize = 64;
+/// Slabs of a class, with blocks that are free, that are left to other threads.
+const LEFT: usize = 4;
 
 /// A block, free or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +63,8 @@ pub struct Slab {
     /// Bits that are set. Changed under the class's lock.
     free: AtomicU32,
     class: AtomicU8,
+    /// The thread that takes blocks of it.
+    owner: AtomicU32,
     scanned: AtomicBool,
     /// It is among the class's `partial`.
     listed: AtomicBool,
@@ -80,6 +88,12 @@ impl Slab {
     #[inline]
     pub fn class(&self) -> u8 {
         self.class.load(Relaxed)
+    }
+
+    /// The thread whose slab it is.
+    #[inline]
+    pub fn owner(&self) -> u32 {
+        self.owner.load(Relaxed)
     }
 
     /// The block that begins at `ptr`, which lies in the slab.
@@ -163,6 +177,7 @@ pub struct Quick {
     /// 2^64 divided by the size of a block, rounded up.
     inverse: AtomicU64,
     class: AtomicU32,
+    owner: AtomicU32,
 }
 
 // SAFETY: atomics only.
@@ -190,7 +205,14 @@ impl Quick {
         Some((self.class.load(Relaxed) as usize, place))
     }
 
+    /// The thread whose slab it is.
+    #[inline(always)]
+    pub fn owner(&self) -> u32 {
+        self.owner.load(Relaxed)
+    }
+
     fn set(&self, slab: &Slab) {
+        self.owner.store(slab.owner(), Relaxed);
         self.start.store(slab.start.load(Relaxed), Relaxed);
         self.states.store(slab.states.load(Relaxed), Relaxed);
         self.class.store(u32::from(slab.class()), Relaxed);
@@ -376,6 +398,7 @@ impl Slabs {
         slab.blocks.store(blocks as u32, Relaxed);
         slab.free.store(0, Relaxed);
         slab.class.store(e.class, Relaxed);
+        slab.owner.store(owners::NOBODY, Relaxed);
         // A large one has no bit.
         slab.scanned.store(e.class == LARGE, Relaxed);
         slab.listed.store(false, Relaxed);
@@ -482,31 +505,59 @@ impl Slabs {
         }
     }
 
-    /// Moves up to `want` free blocks of a class to `out`, at least one.
+    /// The slab is this thread's from here on.
+    pub fn own(&self, slab: &Slab, owner: u32) {
+        if slab.owner.swap(owner, Relaxed) != owner {
+            let first = (slab.start.load(Relaxed) - self.base) / UNIT;
+            for u in first..first + units_of(slab.class() as usize) {
+                self.quick[u].owner.store(owner, Relaxed);
+            }
+        }
+    }
+
+    /// Which of `partial` has blocks for this thread: a slab of its own, or of a thread that has ended;
+    /// any slab where others have many, or there is no room for more (`all`).
+    fn usable(&self, class: &mut Class, c: usize, owner: u32, all: bool) -> Option<usize> {
+        let mut i = class.partial.len();
+        let looked = i.saturating_sub(LOOKED);
+        while i > looked {
+            i -= 1;
+            let slab = &self.slabs[class.partial[i] as usize];
+            if slab.class() != c as u8 || !slab.listed.load(Relaxed) {
+                class.partial.swap_remove(i);
+            } else if slab.owner() == owner || !owners::is_live(slab.owner()) {
+                return Some(i);
+            }
+        }
+        let last = class.partial.len().checked_sub(1)?;
+        (all || last >= LEFT).then_some(last)
+    }
+
+    /// Moves up to `want` free blocks of a class to `out`, at least one, for a thread.
     pub fn take(
         &self,
         c: usize,
         want: usize,
         out: &mut Vec<Place>,
+        owner: u32,
         space: &dyn Space,
     ) -> Result<()> {
         let mut class = lock(&self.classes[c]);
         let goal = out.len() + want;
+        let mut all = false;
         loop {
-            while let Some(&id) = class.partial.last() {
-                let slab = &self.slabs[id as usize];
-                let is_this = slab.class() == c as u8 && slab.listed.load(Relaxed);
-                if is_this {
-                    if slab.free.load(Relaxed) == slab.blocks.load(Relaxed) {
-                        class.empty = class.empty.saturating_sub(1);
-                    }
-                    self.take_of(slab, goal, out);
-                    if slab.free.load(Relaxed) > 0 {
-                        return Ok(());
-                    }
-                    slab.listed.store(false, Relaxed);
+            while let Some(i) = self.usable(&mut class, c, owner, all) {
+                let slab = &self.slabs[class.partial[i] as usize];
+                if slab.free.load(Relaxed) == slab.blocks.load(Relaxed) {
+                    class.empty = class.empty.saturating_sub(1);
                 }
-                class.partial.pop();
+                self.own(slab, owner);
+                self.take_of(slab, goal, out);
+                if slab.free.load(Relaxed) > 0 {
+                    return Ok(());
+                }
+                slab.listed.store(false, Relaxed);
+                class.partial.swap_remove(i);
                 if out.len() >= goal {
                     return Ok(());
                 }
@@ -526,8 +577,11 @@ impl Slabs {
                 class: c as u8,
                 units: units_of(c) as u32,
             };
-            let id = self.new_slab(entry, 1, space)?;
-            self.scan(&mut class, &self.slabs[id as usize]);
+            match self.new_slab(entry, 1, space) {
+                Ok(id) => self.scan(&mut class, &self.slabs[id as usize]),
+                Err(_) if !all && !class.partial.is_empty() => all = true,
+                Err(e) => return Err(e),
+            }
         }
     }
 
@@ -832,13 +886,13 @@ mod tests {
         // another one takes all that there is of the first class,
         let mut out = Vec::new();
         let all = blocks_of(ENDED) + 1;
-        slabs.take(ENDED, all, &mut out, &Nowhere).unwrap();
+        slabs.take(ENDED, all, &mut out, 1, &Nowhere).unwrap();
         let of_its_own = |p: &Place| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
         assert!(out.iter().all(of_its_own));
         // and the first thread looks at its slab.
         slabs.scan(&mut lock(&slabs.classes[OTHER]), &slabs.slabs[id as usize]);
         out.clear();
-        slabs.take(OTHER, 1, &mut out, &Nowhere).unwrap();
+        slabs.take(OTHER, 1, &mut out, 1, &Nowhere).unwrap();
         let found = slabs.find(out[0].ptr as usize).unwrap().0;
         assert_eq!(
             slabs.number(found),
