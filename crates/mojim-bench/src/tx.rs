@@ -28,7 +28,7 @@ use crate::cluster::{LOG, NodeProcess, config_text};
 use crate::measure::{Plan, Subject, paired, prepared};
 use crate::pmemobj::{PACKAGE, Pool};
 use crate::programs::{CAPTURED, Program, TABLE, table};
-use crate::raw::{pin_process, pin_thread, placement};
+use crate::raw::{pin_process, placement};
 use crate::report::{Row, print, write_table};
 use crate::scratch::Scratch;
 
@@ -275,21 +275,29 @@ fn words(o: &TxOptions) -> io::Result<()> {
     let config = Config::load(&made.file).map_err(io::Error::other)?;
     let volume =
         Volume::attach_with(&config, "a", Some("v"), |_, _| {}).map_err(io::Error::other)?;
-    let pinned = made.cpu.map(pin_thread).transpose()?;
+    if let Some(cpu) = made.cpu {
+        // The engine's threads too: beside the mirror, which looks for records all the time, they would
+        // take its turns, where a machine has two processors.
+        pin_process(std::process::id(), cpu)?;
+    }
     warm_logs(&volume)?;
     for count in COUNTS {
         one_count(o, count, &volume, pool.as_ref().ok())?;
     }
-    drop(pinned);
     volume.detach().map_err(io::Error::other)
 }
 
 fn one_count(o: &TxOptions, count: usize, volume: &Volume, pool: Option<&Pool>) -> io::Result<()> {
-    let plan = Plan {
+    let mut plan = Plan {
         rounds: o.rounds,
         ops: o.ops,
         ..Plan::default()
     };
+    if o.cold {
+        // Each page is stored to once.
+        let in_a_round = (plan.ops + plan.warm_ops) * count;
+        plan.rounds = plan.rounds.min(COLD / 4096 / in_a_round).max(1);
+    }
     let words = |file: &str| -> io::Result<Words> {
         let file = format!("{file}-{count}");
         Ok(Words::new(region(volume, &file, o)?, o.cold, count))
