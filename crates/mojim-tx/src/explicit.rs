@@ -73,6 +73,29 @@ fn noted(done: bool) -> Result<()> {
     }
 }
 
+/// Has pages that will be stored to be there for that, before their bytes are read: else a page that was never
+/// used is faulted in to be read, and once more to be stored to.
+///
+/// # Safety
+/// The bytes can be read and written.
+#[inline(always)]
+unsafe fn touch(addr: *mut u8, len: usize) {
+    let end = addr as usize + len;
+    let mut at = addr as usize;
+    while at < end {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a byte of the range, which becomes what it is. Atomic: the range may have a lock in it that
+        // other threads try to take meanwhile.
+        unsafe {
+            std::arch::asm!("lock or byte ptr [{}], 0", in(reg) at, options(nostack))
+        };
+        at = (at | (PAGE - 1)) + 1;
+    }
+}
+
+/// The smallest page there is.
+const PAGE: usize = 4096;
+
 /// Notes bytes that the transaction is about to store to: an abort gives them what they have
 /// now, a commit commits what they have then.
 ///
@@ -86,6 +109,7 @@ pub unsafe fn add(addr: *mut u8, len: usize) -> Result<()> {
     }
     // SAFETY: the caller's promise; the calling thread's own log.
     noted(unsafe {
+        touch(addr, len);
         match len {
             8 => Log::save::<8>(t.cast(), addr),
             _ => Log::save_bytes(t.cast(), addr, len),

@@ -284,3 +284,49 @@ fn a_thread_that_ends_in_doubt_takes_nothing_back() {
     thread.join().unwrap();
     assert_eq!(word, 1);
 }
+
+/// Page faults of the calling thread.
+fn faults() -> i64 {
+    // SAFETY: a local struct, which the call fills.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
+        usage.ru_minflt
+    }
+}
+
+/// A page that was never used is faulted in once, not first to be read and then to be stored to.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_new_page_is_faulted_in_once() {
+    let _one = one();
+    const PAGES: usize = 256;
+    let (prot, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    let len = PAGES * 4096;
+    // SAFETY: memory of the test's own, in which it stores.
+    unsafe {
+        let all = libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0);
+        assert_ne!(all, libc::MAP_FAILED);
+        libc::madvise(all, len, libc::MADV_NOHUGEPAGE);
+        let all = all.cast::<u8>();
+        begin().unwrap();
+        // The log has its room from here on.
+        let mut room = [0u8; 64 << 10];
+        add(room.as_mut_ptr(), room.len()).unwrap();
+        let before = faults();
+        for (len, pages) in [(8, 0..PAGES / 2), (24, PAGES / 2..PAGES)] {
+            for page in pages {
+                let word = all.add(page * 4096 + 16);
+                add(word, len).unwrap();
+                word.write(1);
+            }
+        }
+        let more = faults() - before;
+        assert!(more < PAGES as i64 * 3 / 2, "{more} faults");
+        abort().unwrap();
+        libc::munmap(all.cast(), len);
+    }
+}
