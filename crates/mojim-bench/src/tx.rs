@@ -287,7 +287,7 @@ fn words(o: &TxOptions) -> io::Result<()> {
     volume.detach().map_err(io::Error::other)
 }
 
-fn one_count(o: &TxOptions, count: usize, volume: &Volume, pool: Option<&Pool>) -> io::Result<()> {
+fn plan(o: &TxOptions, count: usize) -> Plan {
     let mut plan = Plan {
         rounds: o.rounds,
         ops: o.ops,
@@ -298,6 +298,11 @@ fn one_count(o: &TxOptions, count: usize, volume: &Volume, pool: Option<&Pool>) 
         let in_a_round = (plan.ops + plan.warm_ops) * count;
         plan.rounds = plan.rounds.min(COLD / 4096 / in_a_round).max(1);
     }
+    plan
+}
+
+fn one_count(o: &TxOptions, count: usize, volume: &Volume, pool: Option<&Pool>) -> io::Result<()> {
+    let plan = plan(o, count);
     let words = |file: &str| -> io::Result<Words> {
         let file = format!("{file}-{count}");
         Ok(Words::new(region(volume, &file, o)?, o.cold, count))
