@@ -188,7 +188,7 @@ struct Made {
     _memory: Scratch,
     file: PathBuf,
     _mirror: Option<NodeProcess>,
-    /// Where who commits is to run.
+    /// Where who commits is to run; where there is a mirror, which runs elsewhere.
     cpu: Option<usize>,
 }
 
@@ -217,7 +217,8 @@ impl Made {
             "sync" => Some(NodeProcess::start(&file, "b")?),
             _ => None,
         };
-        let cpus = placement();
+        // Without a mirror nobody is in the way of who commits but its own threads.
+        let cpus = mirror.as_ref().and_then(|_| placement());
         if let (Some((_, peer)), Some(mirror)) = (cpus, &mirror) {
             pin_process(mirror.id(), peer)?;
         }
