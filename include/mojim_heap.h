@@ -16,13 +16,12 @@
  * 3. No pointer out of the heap is valid in the next run: none to a function, a
  *    vtable, a string constant, another allocator's memory.
  * 4. One process at a time has a heap open. In a child made by fork nothing can be
- *    committed: calls fail with EOPNOTSUPP, but for small allocations and frees, which
- *    change the child's copy of the memory alone. A mutex that lies in a heap must be
- *    initialised anew after each open.
+ *    committed: calls that change the heap fail with EOPNOTSUPP. The child can read its
+ *    copy of the memory. A mutex that lies in a heap must be initialised anew after each
+ *    open.
  * 5. Transactions and calls outside of them in one heap: call mojim_heap_sync before a
  *    transaction frees, or stores into, a block that was allocated outside of one. Until
- *    then committed data may still have the block under its former use. Roots are
- *    changed by one transaction at a time.
+ *    then committed data may still have the block under its former use.
  */
 #ifndef MOJIM_HEAP_H
 #define MOJIM_HEAP_H
@@ -80,8 +79,10 @@ mojim_heap_t *mojim_heap_of(const void *p);
  * roots. `type`: at most 127 bytes that say what it points to, or NULL for ""; a
  * mojim_root with another one fails with EINVAL, and the text shows both. `p` NULL
  * removes the root. mojim_root_set changes memory as any store does: it is durable
- * with the next commit (inside a transaction: with that). mojim_root returns NULL with
- * ENOENT where there is no such root. For a reader: as of now. */
+ * with the next commit (inside a transaction: with that). It fails with EBUSY while a
+ * transaction that another thread has open changes the same root: each of several
+ * transactions can change others. mojim_root returns NULL with ENOENT where there is no
+ * such root. For a reader: as of now. */
 int mojim_root_set(mojim_heap_t *h, const char *name, void *p, const char *type);
 void *mojim_root(mojim_heap_t *h, const char *name, const char *type);
 

@@ -16,6 +16,12 @@
             exit(1);                                                                       \
         }                                                                                  \
     } while (0)
+
+/* Where the heap lies. */
+#ifndef AT
+#define AT 0x222200000000
+#endif
+
 #define DONE(call)                                                                         \
     do {                                                                                   \
         if (!(call)) {                                                                     \
@@ -96,7 +102,7 @@ int main(int argc, char **argv)
     (void)argc;
     mojim_t *m;
     mojim_heap_t *h, *other;
-    void *at = (void *)0x222200000000;
+    void *at = (void *)AT;
     DONE(m = mojim_attach(argv[1], "a", NULL));
     REFUSED(mojim_heap_open(NULL, "h", 0, NULL, 0), NULL, EINVAL);
     REFUSED(mojim_heap_open(m, NULL, 0, NULL, 0), NULL, EINVAL);
@@ -124,10 +130,17 @@ int main(int argc, char **argv)
     DONE(errno == ENOMEM && last);
     DONE(mojim_free(last) == 0);
     DONE(mojim_malloc(h, 9 << 20) == last);
+    /* So that the thread has such blocks at hand. */
+    void *small = mojim_malloc(h, 16);
+    DONE(small && mojim_free(mojim_malloc(h, 16)) == 0);
     pid_t child = fork();
     if (child == 0) {
         REFUSED(mojim_heap_sync(h), -1, EOPNOTSUPP);
         REFUSED(mojim_malloc(h, 60000), NULL, EOPNOTSUPP);
+        REFUSED(mojim_malloc(h, 16), NULL, EOPNOTSUPP);
+        REFUSED(mojim_free(small), -1, EOPNOTSUPP);
+        REFUSED(mojim_root_set(h, "child", small, NULL), -1, EOPNOTSUPP);
+        DONE(mojim_usable_size(small) == 16);
         _exit(0);
     }
     int status;

@@ -143,6 +143,56 @@ static void two_volumes(const char *config)
     CHECK(mojim_detach(m) == 0);
 }
 
+static uint64_t *going;
+static pthread_barrier_t turns;
+
+static void *loses(void *arg)
+{
+    (void)arg;
+    CHECK(mojim_tx_begin() == 0);
+    CHECK(mojim_tx_set(going, 5) == 0 && mojim_tx_set(&words[70], 5) == 0);
+    pthread_barrier_wait(&turns);
+    pthread_barrier_wait(&turns);
+    CHECK(mojim_tx_commit() == -1 && errno == EINVAL && mojim_tx_is_open() == 1);
+    CHECK(strstr(mojim_last_error(), "unmapped by another thread"));
+    CHECK(mojim_tx_abort() == 0 && words[70] == 0);
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_set(&words[70], 6) == 0 && mojim_tx_commit() == 0);
+    /* The thread's end takes back what it can. */
+    CHECK(mojim_tx_begin() == 0);
+    CHECK(mojim_tx_set(going, 5) == 0 && mojim_tx_set(&words[70], 7) == 0);
+    pthread_barrier_wait(&turns);
+    pthread_barrier_wait(&turns);
+    return NULL;
+}
+
+/* No region goes under the thread's own transaction. Under another thread's it does, which is
+ * then neither committed nor stored to unmapped memory. */
+static void unmapped(mojim_t *m)
+{
+    int flags = MOJIM_CREATE | MAP_ATOMIC;
+    CHECK((going = mojim_map(m, "going", 4096, flags)) != MAP_FAILED);
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_set(&going[1], 1) == 0);
+    CHECK(mojim_unmap(going, 4096) == -1 && errno == EBUSY);
+    CHECK(mojim_detach(m) == -1 && errno == EBUSY);
+    CHECK(mojim_tx_commit() == 0 && mojim_tx_begin() == 0 && mojim_tx_set(&words[71], 1) == 0);
+    CHECK(mojim_unmap(going, 4096) == 0 && mojim_tx_commit() == 0);
+
+    pthread_t t;
+    CHECK(pthread_barrier_init(&turns, NULL, 2) == 0);
+    CHECK((going = mojim_map(m, "going", 4096, flags)) != MAP_FAILED && going[1] == 1);
+    CHECK(pthread_create(&t, NULL, loses, NULL) == 0);
+    pthread_barrier_wait(&turns);
+    CHECK(mojim_unmap(going, 4096) == 0);
+    /* Other transactions go on. */
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_set(&words[71], 2) == 0 && mojim_tx_commit() == 0);
+    CHECK((going = mojim_map(m, "going", 4096, flags)) != MAP_FAILED && going[0] == 0);
+    pthread_barrier_wait(&turns);
+    pthread_barrier_wait(&turns);
+    CHECK(mojim_unmap(going, 4096) == 0);
+    pthread_barrier_wait(&turns);
+    CHECK(pthread_join(t, NULL) == 0 && words[70] == 6);
+}
+
 static void second_run(void)
 {
     CHECK(words[0] == 1 && words[1] == 2 && words[2] == 3 && words[3] == 0);
@@ -155,7 +205,7 @@ static void second_run(void)
         uint64_t *w = &words[40000 + 4 * i];
         CHECK(w[0] == 300 && w[1] == 0 && w[2] == 300 && w[3] == 0);
     }
-    CHECK(words[50] == 1 && words[60] == 0);
+    CHECK(words[50] == 1 && words[60] == 0 && words[70] == 6 && words[71] == 2);
 }
 
 int main(int argc, char **argv)
@@ -174,6 +224,7 @@ int main(int argc, char **argv)
         threads();
         child();
         two_volumes(argv[1]);
+        unmapped(m);
         CHECK(mojim_tx_begin() == 0 && mojim_tx_set(&words[0], 5) == 0);
         _exit(0);
     }

@@ -105,6 +105,46 @@ static void syncs(void)
     }
 }
 
+static void *takes_all(void *arg)
+{
+    (void)arg;
+    CHECK(mojim_tx_begin() == 0 && mojim_root_set(h, "gone", r, "b") == 0);
+    CHECK(mojim_root_set(h, "new", r, "b") == 0 && mojim_tx_abort() == 0);
+    return NULL;
+}
+
+static void *other_roots(void *arg)
+{
+    (void)arg;
+    CHECK(mojim_tx_begin() == 0);
+    CHECK(mojim_root_set(h, "gone", r, "b") == -1 && errno == EBUSY);
+    CHECK(mojim_root_set(h, "new", NULL, NULL) == -1 && errno == EBUSY);
+    CHECK(mojim_root_set(h, "mine", r, "c") == 0 && mojim_root_set(h, "r", r, "root") == 0);
+    CHECK(mojim_tx_commit() == 0);
+    CHECK(mojim_root_set(h, "gone", r, "b") == -1 && errno == EBUSY);
+    return NULL;
+}
+
+/* Two transactions change roots at once: the place of a root that one has removed is taken by
+ * no other, and they change no root of one name. */
+static void roots(int commit)
+{
+    pthread_t t;
+    CHECK(mojim_tx_begin() == 0 && mojim_root_set(h, "gone", r, "a") == 0);
+    CHECK(mojim_tx_commit() == 0);
+    CHECK(mojim_tx_begin() == 0 && mojim_root_set(h, "gone", NULL, NULL) == 0);
+    CHECK(mojim_tx_begin() == 0 && mojim_root_set(h, "inner", r, "d") == 0);
+    CHECK(mojim_tx_abort() == 0 && mojim_root_set(h, "new", r, "e") == 0);
+    CHECK(pthread_create(&t, NULL, other_roots, NULL) == 0 && pthread_join(t, NULL) == 0);
+    CHECK((commit ? mojim_tx_commit() : mojim_tx_abort()) == 0);
+    CHECK((mojim_root(h, "gone", "a") == r) == !commit && mojim_root(h, "mine", "c") == r);
+    CHECK((mojim_root(h, "new", "e") == r) == commit && !mojim_root(h, "inner", "d"));
+    /* Nothing is held any more. */
+    CHECK(mojim_tx_begin() == 0 && mojim_root_set(h, "inner", NULL, NULL) == 0);
+    CHECK(mojim_root_set(h, "mine", NULL, NULL) == 0 && mojim_tx_commit() == 0);
+    CHECK(pthread_create(&t, NULL, takes_all, NULL) == 0 && pthread_join(t, NULL) == 0);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 3);
@@ -116,6 +156,8 @@ int main(int argc, char **argv)
         CHECK(mojim_tx_commit() == 0);
         aborted();
         committed();
+        roots(0);
+        roots(1);
         syncs();
         _exit(0);
     }
@@ -123,6 +165,7 @@ int main(int argc, char **argv)
     CHECK(strcmp(r->kept, "kept") == 0 && r->freed == NULL && strcmp(r->grown, "grown") == 0);
     CHECK(mojim_usable_size(r->grown) >= 5000 && mojim_usable_size(r->own[0]) >= 64);
     CHECK(r->own[1] == NULL);
+    CHECK(!mojim_root(h, "gone", "a") && mojim_root(h, "new", "e") == r);
     CHECK(r->halves[0] > 0 && r->halves[0] == r->halves[1]);
     return mojim_detach(m) != 0;
 }

@@ -394,8 +394,9 @@ pub unsafe extern "C-unwind" fn mojim_detach(m: *mut Mojim) -> c_int {
         end(m, |m| match m {
             Mojim::Primary(v) => match Writer::of(v) {
                 Writer::Own(v) => {
+                    // Waits for the transactions of other threads, if there is a heap.
                     heap::close_all(&v.directory())?;
-                    v.detach()
+                    mojim_tx::unmapping(&v.spans(), || v.detach())
                 }
                 Writer::Shared(v) => v.detach(),
             },
@@ -506,7 +507,8 @@ pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_
         if !engine::is_region(addr as usize) {
             return invalid(format!("unmapping {addr:p}: it is not in a region"));
         }
-        engine::unmap(addr.cast(), len)?;
+        let span = engine::span_of(addr as usize);
+        mojim_tx::unmapping(span.as_slice(), || engine::unmap(addr.cast(), len))?;
         Ok(0)
     })
 }

@@ -80,7 +80,8 @@ pub unsafe extern "C-unwind" fn mojim_pmap(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mojim_punmap(addr: *mut c_void) -> c_int {
     guard_always(-1, || {
-        regions::punmap(addr.cast())?;
+        let span = engine::span_of(addr as usize);
+        mojim_tx::unmapping(span.as_slice(), || regions::punmap(addr.cast()))?;
         Ok(0)
     })
 }

@@ -305,6 +305,20 @@ pub fn forget(key: u64) {
     });
 }
 
+/// Calls without a lock end for the caches of the calling thread, of all heaps. Takes no lock: for a
+/// child that was forked.
+pub fn forget_mine() {
+    let _ = MINE.try_with(|mine| {
+        let Ok(mine) = mine.try_borrow() else { return };
+        for slot in &mine.0 {
+            // SAFETY: made by `Slot::new`, and not released.
+            let told = unsafe { &(*slot.0).told };
+            told.handle.store(nobody(), Relaxed);
+            told.capacity.store(0, Relaxed);
+        }
+    });
+}
+
 /// Tells the caches of this key that a sync has begun. A thread knows it once it has passed a barrier.
 pub fn tell_begun(key: u64, begun: u64) {
     each(key, |told| {

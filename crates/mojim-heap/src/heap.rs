@@ -114,6 +114,37 @@ const WAITING: usize = 1 << 20;
 /// Blocks of other threads' slabs that a thread gives back at a time.
 const AWAY: usize = 64;
 
+/// The place of a root that an open transaction has changed.
+struct Changed {
+    place: usize,
+    /// The thread ([`mojim_undo::me`]).
+    owner: usize,
+    /// The name that was there before.
+    former: Option<String>,
+}
+
+/// A root's place is the calling thread's until this is dropped: others change neither what is
+/// there, nor a root of the name that was there.
+pub struct HeldRoot {
+    heap: &'static Inner,
+    place: usize,
+    owner: usize,
+}
+
+impl Drop for HeldRoot {
+    fn drop(&mut self) {
+        // A thread of the parent may have held the lock at the fork.
+        if mojim_memory::fork::is_forked() {
+            return;
+        }
+        let mut all = lock(&self.heap.roots);
+        let mine = |c: &Changed| c.place == self.place && c.owner == self.owner;
+        if let Some(i) = all.iter().rposition(mine) {
+            all.remove(i);
+        }
+    }
+}
+
 /// What a [`Heap`] stands for.
 pub struct Inner {
     space: Box<dyn Space>,
@@ -124,7 +155,8 @@ pub struct Inner {
     read_only: bool,
     shared: Shared,
     freed: Mutex<Waiting>,
-    roots: Mutex<()>,
+    /// Places of roots that open transactions have changed.
+    roots: Mutex<Vec<Changed>>,
     /// The last sync that has succeeded.
     synced: AtomicU64,
     closed: AtomicBool,
@@ -332,6 +364,7 @@ impl Heap {
 
     fn check(self) -> Result<()> {
         let inner = self.0;
+        mojim_memory::fork::check_fork()?;
         self.check_writable()?;
         match inner.exact {
             true => Err(Error::Unsupported(format!(
@@ -602,19 +635,24 @@ impl Heap {
     }
 
     /// Sets a root, or removes it (`ptr` null). Durable with the next [`Heap::sync`].
+    ///
+    /// # Errors
+    /// `Busy` if an open transaction of another thread has changed the root.
     pub fn set_root(self, name: &str, ptr: *mut u8, kind: &str) -> Result<()> {
         self.check()?;
-        self.set_root_with(name, ptr, kind, &mut |_, _| Ok(()))
+        self.set_root_with(name, ptr, kind, &mut |_, _| Ok(()))?;
+        Ok(())
     }
 
-    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes.
+    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes. The caller
+    /// drops what it returns when the transaction is committed or taken back.
     pub fn set_root_with(
         self,
         name: &str,
         ptr: *mut u8,
         kind: &str,
         log: &mut dyn FnMut(*mut u8, usize) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<HeldRoot> {
         let inner = self.0;
         if inner.read_only {
             self.check()?;
@@ -632,16 +670,8 @@ impl Heap {
                 inner.name.file
             )));
         }
-        let _held = lock(&inner.roots);
-        let roots = inner.roots()?;
-        let is = |r: &Option<Root>| r.as_ref().is_some_and(|r| r.name == name);
-        let at = roots.iter().position(is);
-        let Some(at) = at.or_else(|| roots.iter().position(Option::is_none)) else {
-            return Err(invalid(format!(
-                "heap {} has {MAX_ROOTS} roots, and cannot have more",
-                inner.name.file
-            )));
-        };
+        let mut changed = lock(&inner.roots);
+        let (at, former) = inner.place_of_root(name, &changed)?;
         let root = Root {
             name: name.into(),
             kind: kind.into(),
@@ -655,7 +685,17 @@ impl Heap {
         log(to, ROOT_LEN)?;
         // SAFETY: a root of the head, which only the holder of `roots` writes.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), ROOT_LEN) };
-        Ok(())
+        let owner = mojim_undo::me();
+        changed.push(Changed {
+            place: at,
+            owner,
+            former,
+        });
+        Ok(HeldRoot {
+            heap: inner,
+            place: at,
+            owner,
+        })
     }
 }
 
@@ -959,6 +999,31 @@ impl Inner {
         }
     }
 
+    /// Where a root of this name is, or is to be, and the name that is there.
+    fn place_of_root(&self, name: &str, changed: &[Changed]) -> Result<(usize, Option<String>)> {
+        let me = mojim_undo::me();
+        let others = || changed.iter().filter(|c| c.owner != me);
+        let mut roots = self.roots()?;
+        let at = roots
+            .iter()
+            .position(|r| r.as_ref().is_some_and(|r| r.name == name));
+        if others().any(|c| at == Some(c.place) || c.former.as_deref() == Some(name)) {
+            return Err(Error::Busy(format!(
+                "root {name} of heap {} is being changed by an open transaction of another thread",
+                self.name.file
+            )));
+        }
+        // An abort of the other transaction would put back what it has removed.
+        let is_free = |i: &usize| roots[*i].is_none() && others().all(|c| c.place != *i);
+        let Some(at) = at.or_else(|| (0..MAX_ROOTS).find(is_free)) else {
+            return Err(invalid(format!(
+                "heap {} has {MAX_ROOTS} roots, and cannot have more",
+                self.name.file
+            )));
+        };
+        Ok((at, roots.swap_remove(at).map(|r| r.name)))
+    }
+
     fn roots(&self) -> Result<Vec<Option<Root>>> {
         let all = (0..MAX_ROOTS).map(|i| {
             let at = (self.base + root_at(i)) as *const u8;
@@ -1189,8 +1254,21 @@ fn write_head(space: &dyn Space, made: &HeapHead, chunk: (u64, u64)) -> Result<(
     space.commit(&spans, true)
 }
 
+/// In a child that was forked: no cache of the parent's is used, so each call fails.
+extern "C" fn forked() {
+    if mojim_memory::fork::is_forked() {
+        cache::forget_mine();
+    }
+}
+
 /// Makes a heap known.
 fn register(inner: &'static mut Inner) -> Result<Heap> {
+    static FORKS: mojim_memory::fork::Once = mojim_memory::fork::Once::new();
+    FORKS.call(|| {
+        // Behind the handler that marks the child, which the attachment has registered.
+        // SAFETY: registers a handler that takes no lock.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
     let me: *mut Inner = inner;
     for (i, p) in OPEN.iter().enumerate() {
         if p.load(Acquire).is_null() {

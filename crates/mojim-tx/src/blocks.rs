@@ -117,8 +117,17 @@ pub unsafe fn pfree(pointer: *mut *mut u8) -> Result<()> {
 /// As [`Heap::set_root`], in the calling thread's transaction if one is open.
 pub fn set_root(heap: Heap, name: &str, ptr: *mut u8, kind: &str) -> Result<()> {
     match is_open() {
-        // SAFETY: bytes of the heap, which stays while it is used.
-        true => heap.set_root_with(name, ptr, kind, &mut |p, n| unsafe { add(p, n) }),
+        true => {
+            // SAFETY: the calling thread's own.
+            if unsafe { (*known()).later.try_reserve(1) }.is_err() {
+                return Err(no_memory());
+            }
+            // SAFETY: bytes of the heap, which stays while it is used.
+            let held = heap.set_root_with(name, ptr, kind, &mut |p, n| unsafe { add(p, n) })?;
+            // SAFETY: as above. There is room for it.
+            assert!(push_later(unsafe { &mut *known() }, Later::Root(held)));
+            Ok(())
+        }
         false if heap.is_exact() => atomically(|_| set_root(heap, name, ptr, kind)),
         false => heap.set_root(name, ptr, kind),
     }

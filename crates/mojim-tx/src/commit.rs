@@ -21,7 +21,7 @@ use std::time::Duration;
 use mojim::commit_exact;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_env::{Error, Result};
-use mojim_undo::{Entry, Log};
+use mojim_undo::{Entry, Log, gone};
 
 use crate::object::{Later, Thread, no_memory, tell, tidy};
 #[cfg(test)]
@@ -64,6 +64,7 @@ pub(crate) unsafe fn outermost(t: *mut Thread) -> Result<()> {
         let t = &mut *t;
         check(t)?;
         collect(t)?;
+        check_memory(t)?;
         if let Err(e) = commit_exact(&t.ranges) {
             match e.error {
                 // This process commits nothing more, whatever becomes of it.
@@ -100,6 +101,24 @@ fn check(t: &Thread) -> Result<()> {
     Err(Error::Unsupported(text.into()))
 }
 
+/// Fails if memory was unmapped that the transaction has noted.
+#[inline]
+fn check_memory(t: &Thread) -> Result<()> {
+    if !t.log.mark.has_lost() {
+        return Ok(());
+    }
+    let gone = gone();
+    let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
+    match t.ranges.iter().find(|r| gone.iter().any(|g| overlap(r, g))) {
+        None => Ok(()),
+        Some(r) => Err(Error::Invalid(format!(
+            "{} bytes at {:#x} were unmapped by another thread while the transaction was open: nothing of it is committed; abort it",
+            r.len(),
+            r.start
+        ))),
+    }
+}
+
 /// The bytes that were stored to, ascending, each once.
 fn collect(t: &mut Thread) -> Result<()> {
     let Thread { log, ranges, .. } = t;
@@ -134,7 +153,7 @@ unsafe fn run(t: *mut Thread, mut later: Vec<Later>) {
         match what {
             // SAFETY: the program's promise, when it gave the function.
             Later::Call(f, arg) => unsafe { f(arg) },
-            Later::Taken(..) => {}
+            Later::Taken(..) | Later::Root(_) => {}
             Later::Freed(heap, block) => heap.give(block),
         }
     }
@@ -155,10 +174,17 @@ pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
     unsafe {
         let log = &raw mut (*t).log;
         let level = *(*log).levels().last().expect("a level is open");
-        Log::take_back(log, level.mark, dead);
+        match (*log).mark.has_lost() {
+            false => Log::take_back(log, level.mark, &[dead]),
+            true => {
+                let mut all = gone();
+                all.push(dead);
+                Log::take_back(log, level.mark, &all);
+            }
+        }
         let undone = (*t).later.drain(level.later as usize..).rev();
         undone.for_each(|what| match what {
-            Later::Call(..) | Later::Freed(..) => {}
+            Later::Call(..) | Later::Freed(..) | Later::Root(_) => {}
             Later::Taken(heap, block) => heap.give(block),
         });
         (*log).later = level.later;

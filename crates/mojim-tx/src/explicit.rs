@@ -4,10 +4,11 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use mojim_env::{Error, Result};
-use mojim_memory::fork::check_fork;
-use mojim_undo::Log;
+use mojim_memory::fork::{check_fork, is_forked};
+use mojim_undo::{Entry, Log, forget, remember};
 
 use crate::commit::{again, give_up, outermost, take_back};
 use crate::object::{Later, Thread, no_memory, push_later};
@@ -206,6 +207,41 @@ pub fn abort() -> Result<()> {
         take_back(t, 0..0);
     }
     Ok(())
+}
+
+/// Unmaps regions by `f`: not if the calling thread's open transaction has noted bytes of theirs.
+/// Those of other threads do not commit them, nor store to them, from here on.
+///
+/// # Errors
+/// `Busy` for that; and those of `f`.
+pub fn unmapping<T>(regions: &[Range<usize>], f: impl FnOnce() -> Result<T>) -> Result<T> {
+    if is_forked() {
+        // Its copy of the memory is nobody else's.
+        return f();
+    }
+    let t = known();
+    // SAFETY: the calling thread's own, or null.
+    if let Some(t) = unsafe { t.as_ref() } {
+        let in_one = |e: Entry| match e {
+            Entry::Bytes { addr, len } => {
+                let of = |r: &&Range<usize>| addr < r.end && r.start < addr + len;
+                regions.iter().find(of)
+            }
+            Entry::Call => None,
+        };
+        if let Some(r) = t.log.entries().find_map(in_one) {
+            return Err(Error::Busy(format!(
+                "the transaction that this thread has open changes the region at {:#x}: commit or abort it first",
+                r.start
+            )));
+        }
+    }
+    regions.iter().for_each(forget);
+    let done = f();
+    if done.is_err() {
+        regions.iter().for_each(remember);
+    }
+    done
 }
 
 /// The transaction of [`atomically`].

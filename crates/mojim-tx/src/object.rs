@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::ptr::null_mut;
 
 use mojim_env::Error;
-use mojim_heap::{Block, Heap};
+use mojim_heap::{Block, Heap, HeldRoot};
 use mojim_undo::{Level, Log};
 
 /// What happens after a transaction.
@@ -20,6 +20,8 @@ pub(crate) enum Later {
     Taken(Heap, Block),
     /// The block was freed: it is the heap's again after the commit.
     Freed(Heap, Block),
+    /// The place of a root was changed: no other transaction changes it until the end.
+    Root(#[expect(dead_code, reason = "it is dropped at the end")] HeldRoot),
 }
 
 /// A thread's transaction.

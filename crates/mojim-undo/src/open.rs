@@ -5,8 +5,15 @@
 //! (membarrier(2)), then looks at the marks. So one of both sees the other, and a begin costs
 //! a store and a load, without a fence.
 //!
-//! Invariant: while an [`Alone`] lives, no transaction of another thread is open or begins.
+//! Owns also which memory was unmapped under transactions of other threads: what these noted there is
+//! neither committed nor restored.
+//!
+//! Invariants:
+//! - While an [`Alone`] lives, no transaction of another thread is open or begins.
+//! - The mark of a transaction that was open when memory went ([`forget`]) says so until the
+//!   thread's next one begins.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, compiler_fence, fence};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -15,21 +22,22 @@ use std::time::Duration;
 #[repr(C)]
 pub struct Mark {
     open: AtomicU32,
-    /// 0: transactions may begin. 1: they wait. 2: they look with a fence, since the system
-    /// has no membarrier. 3: both.
+    /// 0: transactions may begin. Else the sum of 1: they wait; 2: they look with a fence, since
+    /// the system has no membarrier; 4: memory went while one was open.
     held: AtomicU32,
     /// Whose it is: [`me`].
     owner: AtomicUsize,
 }
 
-/// A number of the calling thread's.
-fn me() -> usize {
+/// A number of the calling thread's, which no other living thread has.
+pub fn me() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here) as usize)
 }
 
 const HELD: u32 = 1;
 const FENCED: u32 = 2;
+const LOST: u32 = 4;
 
 impl Mark {
     /// Nothing is open.
@@ -48,10 +56,11 @@ impl Mark {
         compiler_fence(SeqCst);
     }
 
-    /// Whether the begin must wait, or look again behind a fence ([`Mark::wait`]).
+    /// Whether the begin must wait, or look again behind a fence ([`Mark::wait`]). Acquires: what
+    /// the last thread that was alone has read comes before what the transaction stores.
     #[inline(always)]
     pub fn is_held(&self) -> bool {
-        self.held.load(Relaxed) != 0
+        self.held.load(Acquire) != 0
     }
 
     /// The transaction has ended: what it stored is committed or taken back.
@@ -82,8 +91,15 @@ impl Mark {
         self.open.load(Acquire) != 0
     }
 
-    /// Waits until the mark can be up while nobody is alone.
+    /// Whether memory was unmapped while the transaction was open ([`gone`]).
+    #[inline]
+    pub fn has_lost(&self) -> bool {
+        self.held.load(Acquire) & LOST != 0
+    }
+
+    /// Waits until the mark can be up while nobody is alone. The transaction has noted nothing yet.
     pub fn wait(&self) {
+        self.held.fetch_and(!LOST, SeqCst);
         loop {
             fence(SeqCst);
             if self.held.load(SeqCst) & HELD == 0 {
@@ -170,6 +186,41 @@ impl Drop for Alone {
             mark.held.fetch_and(!HELD, SeqCst);
         }
     }
+}
+
+/// Memory that went while transactions of other threads were open.
+static GONE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+fn all_gone() -> MutexGuard<'static, Vec<Range<usize>>> {
+    GONE.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// These addresses are about to be unmapped. Transactions that other threads have open now take none
+/// of their bytes for memory any more.
+pub fn forget(range: &Range<usize>) {
+    let all = ALL.lock().unwrap_or_else(|e| e.into_inner());
+    let others = |m: &&&Mark| m.is_up() && m.owner.load(Relaxed) != me();
+    if !all.iter().any(|m| others(&m)) {
+        return;
+    }
+    let mut gone = all_gone();
+    if !all.iter().any(|m| m.has_lost()) {
+        gone.clear();
+    }
+    gone.push(range.clone());
+    for mark in all.iter().filter(others) {
+        mark.held.fetch_or(LOST, SeqCst);
+    }
+}
+
+/// They were not unmapped after all.
+pub fn remember(range: &Range<usize>) {
+    all_gone().retain(|r| r != range);
+}
+
+/// What went, for a transaction whose mark [has lost](Mark::has_lost) some.
+pub fn gone() -> Vec<Range<usize>> {
+    all_gone().clone()
 }
 
 /// Waits until `done`: for moments without, then with sleep.

@@ -439,8 +439,6 @@ impl Tx<'_> {
     }
 
     fn note_root(&mut self, name: &str, block: *mut u8, kind: &str) -> Result<()> {
-        // SAFETY: bytes of the heap's head.
-        let mut note = |at, len| unsafe { self.log.add(at, len) };
-        self.heap.set_root_with(name, block, kind, &mut note)
+        mojim_tx::set_root(self.heap, name, block, kind)
     }
 }

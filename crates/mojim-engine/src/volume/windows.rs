@@ -104,7 +104,20 @@ pub fn is_region(addr: usize) -> bool {
     window_at(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
 }
 
+/// The addresses of the region that `addr` lies in, if this process is the one that commits it.
+#[doc(hidden)]
+pub fn span_of(addr: usize) -> Option<Range<usize>> {
+    window_at(addr).map(|m| m.window.span.clone())
+}
+
 impl Volume {
+    /// The addresses of its regions.
+    #[doc(hidden)]
+    pub fn spans(&self) -> Vec<Range<usize>> {
+        let all = self.0.windows();
+        all.iter().map(|m| m.window.span.clone()).collect()
+    }
+
     /// Maps a file, or a part of it. `len` 0 means up to its end. A mapping
     /// beyond the end of the file grows it (the new size is a record).
     ///
