@@ -11,6 +11,7 @@ use mojim_persistent::log::{Log, Medium};
 
 use super::medium::Shadow;
 use super::model::{Broken, Content, Model, Named, System, lock};
+use crate::memory::LINE;
 use crate::rng::Rng;
 
 /// Words of the memory: the ring wraps every few records.
@@ -108,7 +109,9 @@ impl System for Append {
         let Some(Broken::Append(encoding, defect)) = broken else {
             unreachable!("a log has an encoding");
         };
-        let memory = env.persistent_memory(Path::new("/p/log"), BEGIN + WORDS * 8);
+        // Whole lines, as the machine takes memory.
+        let len = (BEGIN + WORDS * 8).next_multiple_of(LINE);
+        let memory = env.persistent_memory(Path::new("/p/log"), len);
         let mut words = Words {
             env: env.clone(),
             memory: memory.map_err(|e| e.to_string())?,

@@ -140,7 +140,7 @@ impl Change {
     }
 }
 
-fn text(e: mojim_env::Error) -> String {
+pub(super) fn text(e: mojim_env::Error) -> String {
     format!("lost: refused: {e}")
 }
 
@@ -160,17 +160,40 @@ fn found(store: &Store) -> Result<(u64, Content), String> {
     Ok((store.applied(), content))
 }
 
+/// Starts a primary over what is there.
+pub(super) fn start(env: &Arc<Shadow>) -> Result<Primary, String> {
+    start_broken(env, None)
+}
+
+fn start_broken(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<Primary, String> {
+    let env: Arc<dyn Env> = env.clone();
+    let store = Store::open(&env, spec()).map_err(text)?;
+    match broken {
+        Some(Broken::AckEarly) => store.mutations.ack_early.set(true),
+        Some(Broken::ApplyBeforeLog) => store.mutations.apply_before_log.set(true),
+        _ => {}
+    }
+    let primary = Primary::new(Arc::new(store), primary_spec());
+    primary.begin_unreplicated("a").map_err(text)?;
+    Ok(primary)
+}
+
+/// What a recovery finds. Does everything that touches the medium, except to begin an epoch: making
+/// a primary's own tables would cost more time than the rest.
+pub(super) fn read_back(env: &Arc<Shadow>) -> Result<(u64, Content), String> {
+    let env: Arc<dyn Env> = env.clone();
+    let store = Store::open(&env, spec()).map_err(text)?;
+    store.check_complete().map_err(text)?;
+    if store.superblock().state == State::Empty {
+        return Ok((0, Content::new()));
+    }
+    store.apply_all(store.tail()).map_err(text)?;
+    found(&store)
+}
+
 impl System for Engine {
     fn open(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<Engine, String> {
-        let env: Arc<dyn Env> = env.clone();
-        let store = Store::open(&env, spec()).map_err(text)?;
-        match broken {
-            Some(Broken::AckEarly) => store.mutations.ack_early.set(true),
-            Some(Broken::ApplyBeforeLog) => store.mutations.apply_before_log.set(true),
-            _ => {}
-        }
-        let primary = Primary::new(Arc::new(store), primary_spec());
-        primary.begin_unreplicated("a").map_err(text)?;
+        let primary = start_broken(env, broken)?;
         let next_file = primary.store.area().next_id();
         Ok(Engine {
             primary,
@@ -183,17 +206,8 @@ impl System for Engine {
         found(&self.primary.store)
     }
 
-    /// Does everything that touches the medium, except to begin an epoch: making a
-    /// primary's own tables would cost more time than the rest.
     fn recovered(env: &Arc<Shadow>, _: Option<Broken>) -> Result<(u64, Content), String> {
-        let env: Arc<dyn Env> = env.clone();
-        let store = Store::open(&env, spec()).map_err(text)?;
-        store.check_complete().map_err(text)?;
-        if store.superblock().state == State::Empty {
-            return Ok((0, Content::new()));
-        }
-        store.apply_all(store.tail()).map_err(text)?;
-        found(&store)
+        read_back(env)
     }
 
     fn step(&mut self, rng: &mut Rng, model: &Model) -> Result<(), String> {

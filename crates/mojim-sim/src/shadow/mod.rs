@@ -13,6 +13,7 @@
 mod append;
 mod controls;
 mod engine;
+mod heap;
 mod medium;
 mod model;
 
@@ -25,14 +26,13 @@ use crate::run::panic_text;
 use append::Append;
 use controls::Control;
 use engine::Engine;
+use heap::Persistent;
 use medium::{Image, Omit, Recorder, Shadow};
 use model::{Content, Known, Model, System, lock};
 
 pub use medium::Looked;
 pub use model::Broken;
 
-/// States drawn at a fence that has too many to look at all.
-const SAMPLE: u64 = 256;
 /// States drawn at such a fence of a recovery that is cut off.
 const SAMPLE_WITHIN: u64 = 12;
 
@@ -101,12 +101,12 @@ fn life<S: System + 'static>(
     let check = move |image: &Image, close: bool| {
         let found = recover::<S>(image, within.next_u64(), broken)?;
         lock(&of).judge(found.0, &found.1)?;
-        match close {
+        match close && S::CUT_OFF {
             true => cut_off::<S>(image, broken, &found, &mut within),
             false => Ok(Looked::default()),
         }
     };
-    let recorder = Recorder::new(rng.fork(), SAMPLE, Box::new(check));
+    let recorder = Recorder::new(rng.fork(), S::SAMPLE, Box::new(check));
     let omit = omitted(broken, rng.below(8));
     let at_once = rng.below(3) == 0;
     let before = rng.between(10, 80);
@@ -198,6 +198,7 @@ pub fn run(seed: u64, broken: Option<Broken>) -> Shown {
     let result = catch_unwind(AssertUnwindSafe(|| match broken {
         Some(b) if b.is_control() => lives::<Control>(seed, broken, &mut looked),
         Some(Broken::Append(..)) => lives::<Append>(seed, broken, &mut looked),
+        Some(Broken::Heap(_)) => lives::<Persistent>(seed, broken, &mut looked),
         _ => lives::<Engine>(seed, broken, &mut looked),
     }));
     let failure = match result {
@@ -246,7 +247,9 @@ pub fn catch(broken: Broken, first: u64, most: u64) -> (Looked, Option<(u64, Str
         let one = run(seed, Some(broken));
         looked.add(&one.looked);
         let mut failures = one.failures.into_iter();
-        let as_what = |f: &(u64, String)| f.1.starts_with("lost") || f.1.starts_with("torn");
+        let must = Broken::ALL.iter().any(|b| b.0 == broken && b.2);
+        let as_what =
+            |f: &(u64, String)| !must || f.1.starts_with("lost") || f.1.starts_with("torn");
         if let Some(f) = failures.find(as_what) {
             return (looked, Some(f));
         }

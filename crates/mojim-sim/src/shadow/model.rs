@@ -14,6 +14,19 @@ use mojim_persistent::log::{Defect, Encoding};
 use super::medium::Shadow;
 use crate::rng::Rng;
 
+/// What is wrong between a heap and its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeapDefect {
+    /// A transaction leaves the state byte of a block out.
+    State,
+    /// What the heap commits without waiting, a slab's entry, comes after the blocks in it.
+    Slab,
+    /// A root is committed before the block that it names.
+    Root,
+    /// A transaction is two sync points: the state bytes, then what lies in the blocks.
+    Halves,
+}
+
 /// A defect, or the control program that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
@@ -37,6 +50,8 @@ pub enum Broken {
     ApplyBeforeLog,
     /// The log that programs append to, with or without a defect.
     Append(Encoding, Option<Defect>),
+    /// A program with a persistent heap, with or without a defect.
+    Heap(Option<HeapDefect>),
 }
 
 const fn appends(encoding: Encoding, defect: Option<Defect>) -> Broken {
@@ -45,7 +60,7 @@ const fn appends(encoding: Encoding, defect: Option<Defect>) -> Broken {
 
 impl Broken {
     /// All of them, with their names, and whether each must be noticed.
-    pub const ALL: [(Broken, &'static str, bool); 25] = [
+    pub const ALL: [(Broken, &'static str, bool); 30] = [
         (Broken::Naive, "naive (control)", true),
         (Broken::Nosync, "nosync (control)", true),
         (Broken::Log, "log (control)", false),
@@ -123,6 +138,27 @@ impl Broken {
             "append, checksum: truncates without fence",
             true,
         ),
+        (Broken::Heap(None), "heap", false),
+        (
+            Broken::Heap(Some(HeapDefect::State)),
+            "heap: a state byte is not committed",
+            true,
+        ),
+        (
+            Broken::Heap(Some(HeapDefect::Slab)),
+            "heap: a slab's entry after its blocks",
+            true,
+        ),
+        (
+            Broken::Heap(Some(HeapDefect::Root)),
+            "heap: a root before its block",
+            true,
+        ),
+        (
+            Broken::Heap(Some(HeapDefect::Halves)),
+            "heap: state bytes before what is in the blocks",
+            true,
+        ),
     ];
 
     pub(super) fn is_control(self) -> bool {
@@ -185,6 +221,10 @@ impl Known {
 
 /// A system that runs on the machine.
 pub(super) trait System: Sized {
+    /// States drawn at a fence that has too many to look at all.
+    const SAMPLE: u64 = 256;
+    /// Recoveries are cut off, too.
+    const CUT_OFF: bool = true;
     /// Starts, and recovers what is there.
     fn open(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<Self, String>;
     /// The last sync point, and the content as of it. Only when no sync point is open.
