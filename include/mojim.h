@@ -242,8 +242,8 @@ int mojim_usable(mojim_t *m);
 /* Ends the attachment. Regions without MAP_ATOMIC are committed; all are
  * unmapped; then what was committed is written to its files. On success the
  * handle is gone. On error it stays valid where something could not be
- * committed (the regions are still there), and the call can be repeated. EBUSY
- * where the thread has a transaction open (mojim_tx.h) that changes a region. */
+ * committed (the regions are still there), and the call can be repeated. EBUSY as
+ * for mojim_unmap. */
 int mojim_detach(mojim_t *m);
 
 /* mojim_detach for atexit handlers and destructors: leaves the memory mapped,
@@ -286,7 +286,8 @@ void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
  * of them commits it, a rollback through any undoes it, and only the last mapping
  * to go throws it away.) EINVAL if no region begins there, EOPNOTSUPP for a
  * part of a region (for which there is mojim_msync, with MS_SYNC or
- * MS_INVALIDATE), EBUSY where the thread has a transaction open that changes it. */
+ * MS_INVALIDATE), EBUSY where the thread has a transaction open (mojim_tx.h) that
+ * changes it, or another thread has any open for 3 s. */
 int mojim_unmap(void *addr, size_t len);
 
 /* 1 if the address lies in a region of this process, else 0. */

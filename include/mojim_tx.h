@@ -19,8 +19,8 @@
  * 3. Map regions with MAP_ATOMIC (heaps are). Without it, an unmap, a detach and the
  *    program's end commit the region as it is, with half of what is open. Unmap and
  *    detach fail with EBUSY where the thread's own open transaction has bytes of the
- *    region. Where another thread's has, they succeed, and that transaction's commit
- *    fails with EINVAL: an abort takes back its other stores.
+ *    region. They wait for the transactions of other threads, 3 s at most: then they
+ *    fail with EBUSY, too.
  * 4. mojim_msync and gmsync do not know of transactions: of a range in which one
  *    is open they commit half of it. mojim_heap_sync waits for open ones.
  * 5. Signal handlers may not call these functions, nor store to what a

@@ -810,18 +810,21 @@ impl Inner {
             let owner = cache.owner;
             let Lists { freed, ready } = cache.of(class);
             let most = WAITING / size_of(class) / kept(class);
-            if let Some(blocks) = self.batch(class, owner, most) {
-                blocks.into_iter().for_each(|p| freed.put(p));
-                return Ok(freed.pop());
-            }
             let want = (kept(class) / 2).max(1);
-            if ready.is_empty()
+            let mut batch = self.batch(class, owner, most);
+            if batch.is_none()
+                && ready.is_empty()
                 && let Err(e) = (self.shared.slabs).take(class, want, ready, owner, &*self.space)
             {
                 // What waits for others is better than none.
-                let blocks = self.batch(class, owner, 0).ok_or(e)?;
+                batch = Some(self.batch(class, owner, 0).ok_or(e)?);
+            }
+            if let Some((stamp, blocks)) = batch {
                 blocks.into_iter().for_each(|p| freed.put(p));
-                return Ok(freed.pop());
+                let one = freed.pop();
+                // They may have been freed after a sync that began since the look above.
+                cache.stamp = cache.stamp.max(stamp);
+                return Ok(one);
             }
             let from = ready.len().saturating_sub(want);
             ready.drain(from..).for_each(|p| freed.put(p));
@@ -829,16 +832,17 @@ impl Inner {
         })
     }
 
-    /// What was freed of a class since the last sync, at most [`kept`] blocks: of this thread's slabs or
-    /// of those of one that has ended; any if more than `most` such batches wait.
-    fn batch(&self, class: usize, owner: u32, most: usize) -> Option<Vec<Place>> {
+    /// What was freed of a class since the last sync, with its stamp, at most [`kept`] blocks: of this
+    /// thread's slabs or of those of one that has ended; any if more than `most` such batches wait.
+    fn batch(&self, class: usize, owner: u32, most: usize) -> Option<(u64, Vec<Place>)> {
         let all = &mut lock(&self.freed)[class];
         let looked = all.len().saturating_sub(LOOKED);
         let mine = |f: &Freed| f.owner == owner || !owners::is_live(f.owner);
         let i = all[looked..].iter().rposition(mine).map(|i| looked + i);
         let last = all.len().checked_sub(1)?;
         let i = i.or((last >= most).then_some(last))?;
-        Some(all.swap_remove(i).blocks)
+        let Freed { stamp, blocks, .. } = all.swap_remove(i);
+        Some((stamp, blocks))
     }
 
     /// From here on `begun` is the stamp of what comes into the cache's `freed`.
@@ -1060,7 +1064,7 @@ impl Keeper for Inner {
     }
 
     fn handle(&self) -> usize {
-        match self.exact || self.read_only {
+        match self.exact || self.read_only || self.closed.load(Acquire) {
             true => 0,
             false => std::ptr::from_ref(self) as usize,
         }

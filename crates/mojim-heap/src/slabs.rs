@@ -351,8 +351,10 @@ impl Slabs {
     /// Reads all slab tables again, and forgets what was known of them. Nobody else uses the heap.
     pub fn begin_anew(&self, space: &dyn Space) -> Result<(), String> {
         let mut units = lock(&self.units);
+        // Addresses that are another mapping's stay so.
+        let stuck = units.stuck;
         let chunks = std::mem::take(&mut *units).chunks;
-        units.next = 1;
+        (units.next, units.stuck) = (1, stuck);
         drop(units);
         for class in &self.classes {
             *lock(class) = Class::default();

@@ -7,8 +7,8 @@
 //! Invariants:
 //! - After a block was given up, no transaction of the process is committed any more: one that
 //!   builds on stores that nobody committed would be half a change.
-//! - What is to happen after a commit happens when the transaction is closed, so it may begin
-//!   another one.
+//! - What is to be called after a commit is called when the transaction is closed, so it may begin
+//!   another one. Freed blocks are the heap's before that, so that nobody has closed it.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
@@ -21,7 +21,7 @@ use std::time::Duration;
 use mojim::commit_exact;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_env::{Error, Result};
-use mojim_undo::{Entry, Log, gone};
+use mojim_undo::{Entry, Log};
 
 use crate::object::{Later, Thread, no_memory, tell, tidy};
 #[cfg(test)]
@@ -64,7 +64,6 @@ pub(crate) unsafe fn outermost(t: *mut Thread) -> Result<()> {
         let t = &mut *t;
         check(t)?;
         collect(t)?;
-        check_memory(t)?;
         if let Err(e) = commit_exact(&t.ranges) {
             match e.error {
                 // This process commits nothing more, whatever becomes of it.
@@ -76,6 +75,12 @@ pub(crate) unsafe fn outermost(t: *mut Thread) -> Result<()> {
             return Err(e.error);
         }
         t.in_doubt = false;
+        // Before another thread can close the heap, or roll it back.
+        for what in &t.later {
+            if let Later::Freed(heap, block) = what {
+                heap.give(*block);
+            }
+        }
         t.log.close();
         tidy(t);
         std::mem::take(&mut t.later)
@@ -99,24 +104,6 @@ fn check(t: &Thread) -> Result<()> {
         }
     };
     Err(Error::Unsupported(text.into()))
-}
-
-/// Fails if memory was unmapped that the transaction has noted.
-#[inline]
-fn check_memory(t: &Thread) -> Result<()> {
-    if !t.log.mark.has_lost() {
-        return Ok(());
-    }
-    let gone = gone();
-    let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
-    match t.ranges.iter().find(|r| gone.iter().any(|g| overlap(r, g))) {
-        None => Ok(()),
-        Some(r) => Err(Error::Invalid(format!(
-            "{} bytes at {:#x} were unmapped by another thread while the transaction was open: nothing of it is committed; abort it",
-            r.len(),
-            r.start
-        ))),
-    }
 }
 
 /// The bytes that were stored to, ascending, each once.
@@ -153,8 +140,7 @@ unsafe fn run(t: *mut Thread, mut later: Vec<Later>) {
         match what {
             // SAFETY: the program's promise, when it gave the function.
             Later::Call(f, arg) => unsafe { f(arg) },
-            Later::Taken(..) | Later::Root(_) => {}
-            Later::Freed(heap, block) => heap.give(block),
+            Later::Taken(..) | Later::Freed(..) | Later::Root(_) => {}
         }
     }
     // SAFETY: the caller's promise.
@@ -174,14 +160,7 @@ pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
     unsafe {
         let log = &raw mut (*t).log;
         let level = *(*log).levels().last().expect("a level is open");
-        match (*log).mark.has_lost() {
-            false => Log::take_back(log, level.mark, &[dead]),
-            true => {
-                let mut all = gone();
-                all.push(dead);
-                Log::take_back(log, level.mark, &all);
-            }
-        }
+        Log::take_back(log, level.mark, dead);
         let undone = (*t).later.drain(level.later as usize..).rev();
         undone.for_each(|what| match what {
             Later::Call(..) | Later::Freed(..) | Later::Root(_) => {}

@@ -5,10 +5,11 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::time::Duration;
 
 use mojim_env::{Error, Result};
 use mojim_memory::fork::{check_fork, is_forked};
-use mojim_undo::{Entry, Log, forget, remember};
+use mojim_undo::{Entry, Log, alone_within};
 
 use crate::commit::{again, give_up, outermost, take_back};
 use crate::object::{Later, Thread, no_memory, push_later};
@@ -209,11 +210,15 @@ pub fn abort() -> Result<()> {
     Ok(())
 }
 
-/// Unmaps regions by `f`: not if the calling thread's open transaction has noted bytes of theirs.
-/// Those of other threads do not commit them, nor store to them, from here on.
+/// How long an unmap waits for the transactions of other threads.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Unmaps regions by `f`, while no other thread has a transaction open: it might have noted bytes of
+/// theirs, and would commit no region, or store to memory that is another one's.
 ///
 /// # Errors
-/// `Busy` for that; and those of `f`.
+/// `Busy` if the calling thread's open transaction has noted bytes of theirs, or another thread's is
+/// open for longer than 3 s; and those of `f`.
 pub fn unmapping<T>(regions: &[Range<usize>], f: impl FnOnce() -> Result<T>) -> Result<T> {
     if is_forked() {
         // Its copy of the memory is nobody else's.
@@ -236,12 +241,16 @@ pub fn unmapping<T>(regions: &[Range<usize>], f: impl FnOnce() -> Result<T>) -> 
             )));
         }
     }
-    regions.iter().for_each(forget);
-    let done = f();
-    if done.is_err() {
-        regions.iter().for_each(remember);
-    }
-    done
+    let Some(first) = regions.first() else {
+        return f();
+    };
+    let _alone = alone_within(PATIENCE).ok_or_else(|| {
+        Error::Busy(format!(
+            "another thread has had a transaction open for {PATIENCE:?}, which may change the region at {:#x}: it is not unmapped",
+            first.start
+        ))
+    })?;
+    f()
 }
 
 /// The transaction of [`atomically`].

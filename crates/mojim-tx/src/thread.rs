@@ -36,7 +36,7 @@ struct Ends;
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        ended(MINE.replace(null_mut()));
+        ended(MINE.get());
     }
 }
 
@@ -117,10 +117,9 @@ fn known_from_here(t: *mut Thread) {
 fn ended(t: *mut Thread) {
     // A thread of the parent may have held the locks at the fork.
     if t.is_null() || is_forked() {
+        MINE.set(null_mut());
         return;
     }
-    // SAFETY: null.
-    unsafe { mojim_heap::set_open(null_mut()) };
     // SAFETY: the thread's own object, which nobody else uses but for its mark.
     unsafe {
         let noted = (*t).log.noted;
@@ -128,7 +127,10 @@ fn ended(t: *mut Thread) {
             *noted = null_mut();
             (*t).log.noted = null_mut();
         }
+        // What is called when it is taken back is within the transaction, as at any abort.
         commit::thread_ends(t);
+        MINE.set(null_mut());
+        mojim_heap::set_open(null_mut());
         release(&mut (*t).log, 0);
         (*t).ranges = Vec::new();
         (*t).later = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! Owns the layout that libmojim.so and libmojim_itm.so share: the first makes a [`Log`] and
 //! commits it, the second appends to it. The code is compiled into both; the statics of this
-//! crate, the registries in `open.rs`, are used by the first alone.
+//! crate, the registry in `open.rs`, are used by the first alone.
 //!
 //! Invariants:
 //! - A log belongs to one thread. Another one reads its mark only ([`Mark`]).
@@ -13,4 +13,4 @@ mod log;
 mod open;
 
 pub use log::{Entry, Level, Log, Slow};
-pub use open::{Alone, Mark, alone, forget, gone, me, register, remember};
+pub use open::{Alone, Mark, alone, alone_within, me, register};

@@ -422,12 +422,11 @@ impl Log {
     }
 
     /// Takes back everything down to `mark`: the memory has what it had, but for the bytes
-    /// whose address is in one of `dead` (frames of the stack that are gone, memory that was
-    /// unmapped).
+    /// whose address is in `dead` (frames of the stack that are gone).
     ///
     /// # Safety
     /// `log` is the calling thread's; the bytes can be written; `mark` is a level's.
-    pub unsafe fn take_back(log: *mut Log, mark: usize, dead: &[Range<usize>]) {
+    pub unsafe fn take_back(log: *mut Log, mark: usize, dead: Range<usize>) {
         // SAFETY: the caller's promise. An entry is gone before its call, which may append
         // (and so move the log) or look at it.
         unsafe {
@@ -441,7 +440,7 @@ impl Log {
                 (*log).top = at;
                 match (entry, kind) {
                     (Entry::Bytes { addr, len }, OLD) => {
-                        restore(at.cast(), addr, len, dead);
+                        restore(at.cast(), addr, len, &dead);
                     }
                     (Entry::Bytes { .. }, _) => {}
                     (Entry::Call, _) => {
@@ -460,11 +459,11 @@ impl Log {
 /// # Safety
 /// The bytes can be written, but for those in `dead`.
 #[inline]
-unsafe fn restore(from: *const u8, addr: usize, len: usize, dead: &[Range<usize>]) {
+unsafe fn restore(from: *const u8, addr: usize, len: usize, dead: &Range<usize>) {
     let to = addr as *mut u8;
     // SAFETY: the caller's promise.
     unsafe {
-        if dead.iter().all(|d| addr >= d.end || addr + len <= d.start) {
+        if addr >= dead.end || addr + len <= dead.start {
             match len {
                 8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read()),
                 _ => std::ptr::copy_nonoverlapping(from, to, len),
@@ -473,7 +472,7 @@ unsafe fn restore(from: *const u8, addr: usize, len: usize, dead: &[Range<usize>
         }
         // A range may begin in a frame that is gone and end above it.
         for i in 0..len {
-            if !dead.iter().any(|d| d.contains(&(addr + i))) {
+            if !dead.contains(&(addr + i)) {
                 to.add(i).write(from.add(i).read());
             }
         }
@@ -667,7 +666,7 @@ mod tests {
             assert_eq!((*log.0).levels().len(), 3);
             assert_eq!((*log.0).entries().count(), 3 * 42);
             for (n, (mark, model)) in models.iter().enumerate().rev() {
-                Log::take_back(log.0, *mark, &[]);
+                Log::take_back(log.0, *mark, 0..0);
                 assert_eq!(std::slice::from_raw_parts(p, 256), model);
                 assert_eq!(calls, 3 - n as u32);
                 (*log.0).drop_level();
@@ -688,7 +687,7 @@ mod tests {
             assert!(Log::save::<16>(log.0, p.add(8)));
             p.write_bytes(2, 32);
             let dead = p as usize..p as usize + 12;
-            Log::take_back(log.0, 0, &[0..1, dead]);
+            Log::take_back(log.0, 0, dead);
             let now = std::slice::from_raw_parts(p, 32);
             assert_eq!(
                 (&now[..12], &now[12..24], &now[24..]),

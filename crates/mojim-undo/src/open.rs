@@ -5,25 +5,18 @@
 //! (membarrier(2)), then looks at the marks. So one of both sees the other, and a begin costs
 //! a store and a load, without a fence.
 //!
-//! Owns also which memory was unmapped under transactions of other threads: what these noted there is
-//! neither committed nor restored.
-//!
-//! Invariants:
-//! - While an [`Alone`] lives, no transaction of another thread is open or begins.
-//! - The mark of a transaction that was open when memory went ([`forget`]) says so until the
-//!   thread's next one begins.
+//! Invariant: while an [`Alone`] lives, no transaction of another thread is open or begins.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*, compiler_fence, fence};
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 /// A thread's mark.
 #[repr(C)]
 pub struct Mark {
     open: AtomicU32,
-    /// 0: transactions may begin. Else the sum of 1: they wait; 2: they look with a fence, since
-    /// the system has no membarrier; 4: memory went while one was open.
+    /// 0: transactions may begin. 1: they wait. 2: they look with a fence, since the system
+    /// has no membarrier. 3: both.
     held: AtomicU32,
     /// Whose it is: [`me`].
     owner: AtomicUsize,
@@ -37,7 +30,6 @@ pub fn me() -> usize {
 
 const HELD: u32 = 1;
 const FENCED: u32 = 2;
-const LOST: u32 = 4;
 
 impl Mark {
     /// Nothing is open.
@@ -91,15 +83,8 @@ impl Mark {
         self.open.load(Acquire) != 0
     }
 
-    /// Whether memory was unmapped while the transaction was open ([`gone`]).
-    #[inline]
-    pub fn has_lost(&self) -> bool {
-        self.held.load(Acquire) & LOST != 0
-    }
-
-    /// Waits until the mark can be up while nobody is alone. The transaction has noted nothing yet.
+    /// Waits until the mark can be up while nobody is alone.
     pub fn wait(&self) {
-        self.held.fetch_and(!LOST, SeqCst);
         loop {
             fence(SeqCst);
             if self.held.load(SeqCst) & HELD == 0 {
@@ -157,6 +142,34 @@ pub fn alone() -> Option<Alone> {
         return None;
     }
     pause(|| WAITING.load(SeqCst) == 0);
+    hold(all, |_| true)
+}
+
+/// [`alone`] for a caller that may have a transaction open itself, which counts for nothing. `None` if
+/// another thread's is open for longer than `patience`.
+pub fn alone_within(patience: Duration) -> Option<Alone> {
+    let end = Instant::now() + patience;
+    let mut all = None;
+    // Who has the lock may wait for the caller's own transaction.
+    pause(|| {
+        all = match ALL.try_lock() {
+            Ok(all) => Some(all),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        all.is_some() || Instant::now() >= end
+    });
+    hold(all?, |mark| {
+        mark.owner.load(Relaxed) != me() && Instant::now() < end
+    })
+}
+
+/// Holds the transactions that begin, and waits for those that are open while `waits`. `None` if one
+/// that is not the caller's is open then.
+fn hold(
+    all: MutexGuard<'static, Vec<&'static Mark>>,
+    waits: impl Fn(&Mark) -> bool,
+) -> Option<Alone> {
     for mark in &*all {
         mark.held.fetch_or(HELD, SeqCst);
     }
@@ -165,19 +178,24 @@ pub fn alone() -> Option<Alone> {
     if !BARRIER.load(Relaxed) {
         BARRIER.store(barrier::register(), Relaxed);
     }
-    match BARRIER.load(Relaxed) {
-        true => barrier::pass(),
-        false => {
-            // Begins of transactions have a fence then. Other stores are in memory after a pause: by
-            // far longer than any store waits.
-            fence(SeqCst);
-            std::thread::sleep(Duration::from_millis(1));
+    if !(BARRIER.load(Relaxed) && barrier::pass()) {
+        BARRIER.store(false, Relaxed);
+        // Begins of transactions have a fence from here on. Those that had none, and other stores, are
+        // in memory after a pause: by far longer than any store waits.
+        for mark in &*alone.0 {
+            mark.held.fetch_or(FENCED, SeqCst);
         }
+        fence(SeqCst);
+        std::thread::sleep(Duration::from_millis(1));
     }
     for mark in &*alone.0 {
-        pause(|| !mark.is_up());
+        pause(|| !mark.is_up() || !waits(mark));
     }
-    Some(alone)
+    let others = |m: &&&Mark| m.is_up() && m.owner.load(Relaxed) != me();
+    match alone.0.iter().any(|m| others(&m)) {
+        true => None,
+        false => Some(alone),
+    }
 }
 
 impl Drop for Alone {
@@ -188,43 +206,8 @@ impl Drop for Alone {
     }
 }
 
-/// Memory that went while transactions of other threads were open.
-static GONE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
-
-fn all_gone() -> MutexGuard<'static, Vec<Range<usize>>> {
-    GONE.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// These addresses are about to be unmapped. Transactions that other threads have open now take none
-/// of their bytes for memory any more.
-pub fn forget(range: &Range<usize>) {
-    let all = ALL.lock().unwrap_or_else(|e| e.into_inner());
-    let others = |m: &&&Mark| m.is_up() && m.owner.load(Relaxed) != me();
-    if !all.iter().any(|m| others(&m)) {
-        return;
-    }
-    let mut gone = all_gone();
-    if !all.iter().any(|m| m.has_lost()) {
-        gone.clear();
-    }
-    gone.push(range.clone());
-    for mark in all.iter().filter(others) {
-        mark.held.fetch_or(LOST, SeqCst);
-    }
-}
-
-/// They were not unmapped after all.
-pub fn remember(range: &Range<usize>) {
-    all_gone().retain(|r| r != range);
-}
-
-/// What went, for a transaction whose mark [has lost](Mark::has_lost) some.
-pub fn gone() -> Vec<Range<usize>> {
-    all_gone().clone()
-}
-
 /// Waits until `done`: for moments without, then with sleep.
-fn pause(done: impl Fn() -> bool) {
+fn pause(mut done: impl FnMut() -> bool) {
     let mut turns = 0;
     while !done() {
         turns += 1;
@@ -258,9 +241,16 @@ mod barrier {
         call(REGISTER_PRIVATE) == 0
     }
 
-    pub(super) fn pass() {
-        // The kernel may have no memory for it at the moment.
-        super::pause(|| call(PRIVATE) == 0);
+    pub(super) fn pass() -> bool {
+        // The kernel may have no memory for it at the moment. Where a filter of system calls has come
+        // since, it is another error, and each process has to do without: a fence and a pause.
+        const ENOMEM: isize = -12;
+        let mut done = 0;
+        super::pause(|| {
+            done = call(PRIVATE);
+            done != ENOMEM
+        });
+        done == 0
     }
 }
 
@@ -270,7 +260,9 @@ mod barrier {
         false
     }
 
-    pub(super) fn pass() {}
+    pub(super) fn pass() -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -179,8 +179,13 @@ impl<M: Medium> Log<M> {
             Encoding::Checksum => {
                 // The count may be damaged, too. It is durable with the first append.
                 let counted = self.ring.medium.load(LOG_OPENING_WORD);
-                let last = opening.filter(|last| !checksum::is_from(counted, *last));
-                self.ring.opening = checksum::next_opening(last.unwrap_or(counted));
+                let next = checksum::next_opening(counted);
+                self.ring.opening = match opening {
+                    Some(last) if !checksum::is_from(next, checksum::next_opening(last)) => {
+                        checksum::next_opening(last)
+                    }
+                    _ => next,
+                };
                 self.ring.medium.store(LOG_OPENING_WORD, self.ring.opening);
                 self.ring.medium.flush(LOG_OPENING_WORD, 1);
                 Ok(())
