@@ -216,7 +216,7 @@ fn opens(o: &HeapOptions, m: Mojim, volume: *mut c_void) -> io::Result<HeapRow> 
 fn table(rows: &[HeapRow], out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "{:<38}{:>8}  {:<10}{:>10}  {:>12}{:>12}{:>10}",
+        "{:<46}{:>8}  {:<10}{:>10}  {:>12}{:>12}{:>10}",
         "case", "threads", "allocator", "median", "to mimalloc", "to jemalloc", "to store"
     )?;
     for r in rows {
@@ -225,7 +225,7 @@ fn table(rows: &[HeapRow], out: &mut impl Write) -> io::Result<()> {
         let _ = write!(time, "{:.1} {}", r.median, r.unit);
         writeln!(
             out,
-            "{:<38}{:>8}  {:<10}{:>10}  {:>12}{:>12}{:>10}",
+            "{:<46}{:>8}  {:<10}{:>10}  {:>12}{:>12}{:>10}",
             r.case,
             r.threads,
             r.allocator,
