@@ -59,8 +59,8 @@ int mojim_tx_begin(void);
 
 /* Notes `len` bytes that are about to be stored to, anywhere: an abort gives
  * them what they have now, the commit commits what they have then. Adding bytes
- * twice does no harm, and costs their length again. -1: EINVAL where no transaction is
- * open, ENOMEM (then do not store). */
+ * twice does no harm, and costs their length again. The bytes must be writable. -1:
+ * EINVAL where no transaction is open, ENOMEM (then do not store). */
 MOJIM_TX_PURE int mojim_tx_add(void *addr, size_t len);
 
 /* The same for bytes that hold nothing yet: an abort leaves them as they are, so

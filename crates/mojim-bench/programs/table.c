@@ -115,6 +115,7 @@ static void db_open(const char *dir, size_t size)
     check(env->set_lg_max(env, 16 << 20), "log's file");
     /* One thread: no locks are needed. The log's files have their length before they are written. */
     check(env->log_set_config(env, DB_LOG_ZERO, 1), "log");
+    check(env->log_set_config(env, DB_LOG_DSYNC, 1), "log");
     int flags = DB_CREATE | DB_INIT_MPOOL | DB_INIT_LOG | DB_INIT_TXN | DB_PRIVATE;
     check(env->open(env, dir, flags, 0600), "environment");
     check(db_create(&db, env, 0), "database");

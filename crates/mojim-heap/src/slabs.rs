@@ -90,6 +90,12 @@ impl Slab {
         self.class.load(Relaxed)
     }
 
+    /// Whether it is in the list of the slabs of a class that have free blocks: it may have ended since
+    /// it was put there, and its number be that of another one.
+    fn is_listed(&self, class: usize) -> bool {
+        self.class() == class as u8 && self.listed.load(Relaxed)
+    }
+
     /// The thread whose slab it is.
     #[inline]
     pub fn owner(&self) -> u32 {
@@ -525,11 +531,16 @@ impl Slabs {
         while i > looked {
             i -= 1;
             let slab = &self.slabs[class.partial[i] as usize];
-            if slab.class() != c as u8 || !slab.listed.load(Relaxed) {
+            if !slab.is_listed(c) {
                 class.partial.swap_remove(i);
             } else if slab.owner() == owner || !owners::is_live(slab.owner()) {
                 return Some(i);
             }
+        }
+        while let Some(id) = class.partial.last()
+            && !self.slabs[*id as usize].is_listed(c)
+        {
+            class.partial.pop();
         }
         let last = class.partial.len().checked_sub(1)?;
         (all || last >= LEFT).then_some(last)
@@ -700,6 +711,7 @@ impl Slabs {
         }
         slab.class.store(NO_CLASS, Relaxed);
         slab.listed.store(false, Relaxed);
+        slab.free.store(0, Relaxed);
         for u in first..first + len {
             self.quick[u].inverse.store(0, Relaxed);
             self.of_unit[u].store(0, Release);
@@ -858,6 +870,38 @@ mod tests {
         SlabEntry {
             class: class as u8,
             units: units_of(class) as u32,
+        }
+    }
+
+    /// The numbers of many slabs that had ended were in a list. Those that were looked at were left out,
+    /// and the next one taken without a look.
+    #[test]
+    fn slabs_that_have_ended_have_no_blocks() {
+        const ENDED: usize = 3;
+        const OTHER: usize = 5;
+        for want in [1, 64] {
+            let entries: Vec<_> = (0..2 * LOOKED + 9).map(|_| of_class(ENDED)).collect();
+            let slabs = slabs_with(&entries);
+            let chunk = slabs.chunks()[0];
+            for n in 0..entries.len() {
+                let unit = slabs.base + chunk.unit_at(n * units_of(ENDED)) as usize;
+                let (slab, p) = slabs.find(unit).unwrap();
+                slabs.look(slab);
+                // SAFETY: a state byte of the slab.
+                unsafe { state(p.state) }.store(FREE, Relaxed);
+                slabs.put(ENDED, &[p], &Nowhere);
+            }
+            // Nearly all numbers are those of other slabs by now.
+            for _ in 0..2 * LOOKED + 4 {
+                let id = slabs.new_slab(of_class(OTHER), 1, &Nowhere).unwrap();
+                slabs.scan(&mut lock(&slabs.classes[OTHER]), &slabs.slabs[id as usize]);
+            }
+            let mut out = Vec::new();
+            slabs.take(ENDED, want, &mut out, 1, &Nowhere).unwrap();
+            assert!(!out.is_empty());
+            let of_its_own =
+                |p: &Place| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
+            assert!(out.iter().all(of_its_own));
         }
     }
 

@@ -76,15 +76,15 @@ fn noted(done: bool) -> Result<()> {
 }
 
 /// Has pages that will be stored to be there for that, before their bytes are read: else a page that was never
-/// used is faulted in to be read, and once more to be stored to.
+/// used is faulted in to be read, and once more to be stored to. Not many: there may be no memory to note them.
 ///
 /// # Safety
 /// The bytes can be read and written.
 #[inline(always)]
 unsafe fn touch(addr: *mut u8, len: usize) {
-    let end = addr as usize + len;
+    let end = (addr as usize).wrapping_add(len);
     let mut at = addr as usize;
-    while at < end {
+    while at < end && len <= 16 * PAGE {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a byte of the range, which becomes what it is. Atomic: the range may have a lock in it that
         // other threads try to take meanwhile.

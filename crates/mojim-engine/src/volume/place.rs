@@ -143,13 +143,14 @@ impl Place {
     fn open_store(&self, who: Attacher) -> Result<Store> {
         let (config, node, volume, env) = (&self.config, &self.node, &self.volume, &self.env);
         let start = env.now();
-        let mut patience = Duration::from_secs(1);
+        const SECOND: Duration = Duration::from_secs(1);
+        let (mut patience, mut asked) = (SECOND, start);
         let heals = || {
             let daemon = Address::Unix(layout::socket(node));
             let q = Request::GiveWay {
                 volume: volume.name.clone(),
             };
-            let client = Client::connect(env, &daemon, &config.cluster, Duration::from_secs(1));
+            let client = Client::connect(env, &daemon, &config.cluster, SECOND);
             client.and_then(|mut c| c.ask_for(&q)).unwrap_or(false)
         };
         let dirs = layout::own_dirs(node, &volume.name);
@@ -167,12 +168,21 @@ impl Place {
                         return Err(Error::Busy(e));
                     }
                     who.check()?;
-                    if patience < GIVES_WAY && heals() {
-                        patience = GIVES_WAY;
+                    // The daemon is asked again: who has the lock by now may be a program.
+                    let now = env.now();
+                    if patience < GIVES_WAY || now - asked > SECOND {
+                        asked = now;
+                        patience = match heals() {
+                            true => GIVES_WAY,
+                            false if patience < GIVES_WAY => patience,
+                            false => now - start + SECOND,
+                        };
                     }
                     if env.now() - start > patience {
                         // The daemon has it, perhaps, which has learnt of another primary.
-                        self.check_known()?;
+                        if let Err(e @ Error::Stale(_)) = self.check_known() {
+                            return Err(e);
+                        }
                         return Err(Error::Busy(format!(
                             "{e}; only one process can be attached as primary, on the node that `mojim status` names"
                         )));
