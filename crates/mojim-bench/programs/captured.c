@@ -6,11 +6,9 @@
  * a transaction, what of it, and nanoseconds for one operation: the median of OPS transactions, or the
  * mean of as many blocks that store to no region, which are too short to be timed one by one. */
 #define _GNU_SOURCE
+#include "measure.h"
 #include <mojim_tx.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #define PAGES 1024
 #define MOST 100
@@ -19,13 +17,6 @@
 static uint64_t *region;
 /* Not static: what is stored there could be read by others. */
 uint64_t plain[STORES], one_word = 1;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
 
 static int fail(void)
 {
@@ -114,12 +105,6 @@ static void choose(struct places *p, int words)
     }
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Transactions by blocks or by hand; the median. */
 __attribute__((noinline)) static double whole(int captured, struct places *p, int words, int n)
 {
@@ -144,24 +129,7 @@ __attribute__((noinline)) static double whole(int captured, struct places *p, in
         }
         took[i] = now() - from;
     }
-    qsort(took, (size_t)n, sizeof *took, ascending);
-    double median = took[n / 2];
-    free(took);
-    return median;
-}
-
-/* Has the log gone round once, as it has soon in any program: 64 MiB. */
-static void warm_log(mojim_t *m)
-{
-    size_t len = 1 << 20;
-    char *p = mojim_map(m, "warm", len, MOJIM_CREATE);
-    for (int i = 1; p != MAP_FAILED && i <= 80; i++) {
-        memset(p, i, len);
-        if (mojim_msync(p, len, MS_SYNC) != 0)
-            break;
-    }
-    if (p == MAP_FAILED || mojim_unmap(p, len) != 0)
-        exit(fail());
+    return median(took, n);
 }
 
 int main(int argc, char **argv)
@@ -173,8 +141,8 @@ int main(int argc, char **argv)
     region = m ? mojim_map(m, "captured", PAGES * 4096, MOJIM_CREATE | MAP_ATOMIC) : MAP_FAILED;
     if (region == MAP_FAILED)
         return fail();
-    if (rounds > 1)
-        warm_log(m);
+    if (rounds > 1 && warm_log(m) != 0)
+        return fail();
     for (int i = 0; i < PAGES; i++)
         region[i * 512] = 1;
     if (mojim_msync(region, PAGES * 4096, MS_SYNC) != 0)

@@ -8,12 +8,10 @@
  * and each transaction durable when its commit returns. Blocks of OPS operations take turns. A line of
  * output: "put", bytes of a value, whose, and the median of a block, in nanoseconds. */
 #define _GNU_SOURCE
+#include "measure.h"
 #include <db.h>
 #include <mojim_tx.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #define N 1024
 #define KEYS 2048
@@ -34,13 +32,6 @@ static void fail(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, mojim_last_error());
     exit(1);
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
 static unsigned slot_of(const char *key)
@@ -154,12 +145,6 @@ static void db_remove(char *key)
     check(t->commit(t, DB_TXN_SYNC), "commit");
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* One block of operations; `x`: the state of its chance. */
 __attribute__((noinline)) static double block(int of_db, uint64_t *x, size_t size, int ops)
 {
@@ -176,10 +161,7 @@ __attribute__((noinline)) static double block(int of_db, uint64_t *x, size_t siz
         of_db ? db_put(put, size) : table_put(put, size);
         took[i] = now() - from;
     }
-    qsort(took, (size_t)ops, sizeof *took, ascending);
-    double median = took[ops / 2];
-    free(took);
-    return median;
+    return median(took, ops);
 }
 
 /* Both have the same: the benchmark compares like with like. */
@@ -222,20 +204,6 @@ static void measure(const char *dir, size_t size, int rounds, int ops)
     db_close();
 }
 
-/* Has the log gone round once, as it has soon in any program: 64 MiB. */
-static void warm_log(mojim_t *m)
-{
-    size_t len = 1 << 20;
-    char *p = mojim_map(m, "warm", len, MOJIM_CREATE);
-    for (int i = 1; p != MAP_FAILED && i <= 80; i++) {
-        memset(p, i, len);
-        if (mojim_msync(p, len, MS_SYNC) != 0)
-            break;
-    }
-    if (p == MAP_FAILED || mojim_unmap(p, len) != 0)
-        fail("warm");
-}
-
 int main(int argc, char **argv)
 {
     if (argc != 6)
@@ -244,8 +212,8 @@ int main(int argc, char **argv)
     heap = m ? mojim_heap_open(m, "table", 0, NULL, 0) : NULL;
     if (!heap)
         fail("open");
-    if (atoi(argv[3]) > 1)
-        warm_log(m);
+    if (atoi(argv[3]) > 1 && warm_log(m) != 0)
+        fail("warm");
     for (size_t size = 64; size <= LARGEST; size *= 4)
         measure(argv[5], size, atoi(argv[3]), atoi(argv[4]));
     if (mojim_tx_failed() != 0)

@@ -15,18 +15,19 @@ mod turns;
 use std::ffi::{CStr, CString, c_void};
 use std::fmt::Write as _;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::cluster::config_text;
+use crate::library::{function, load};
 use crate::report::print;
 use crate::scratch::Scratch;
 
 pub use rival::serve;
 
-use allocator::{Allocator, Mojim, function, library};
+use allocator::{Allocator, Mojim};
 use rival::Rival;
 use turns::{Case, Turns, median};
 
@@ -139,7 +140,7 @@ fn case(
 fn rivals() -> Vec<(&'static str, Allocator)> {
     let mut all = vec![("glibc", Allocator::Plain(libc::malloc, libc::free))];
     let mut add = |name, file: &str, malloc: &CStr, free: &CStr| {
-        let Ok(handle) = library(Path::new(file)) else {
+        let Ok(handle) = load(file) else {
             return;
         };
         // SAFETY: these are the types of these functions.

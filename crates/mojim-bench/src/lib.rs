@@ -8,6 +8,7 @@
 //! - [`rocksdb`] a rival whose durable puts share writes, where the system has it;
 //! - [`programs`] programs in C that are compiled and run, where the system has gcc;
 //! - [`pmemobj`] a rival whose transactions are durable in memory, where the system has it;
+//! - `library` libraries that are loaded where the system has them, and their functions;
 //! - [`peers`] the other process that the links need, and its end;
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
 //! - [`threads`] the same subjects in many threads at once;
@@ -24,6 +25,7 @@ pub mod fams;
 pub mod group;
 pub mod heap;
 pub mod large;
+mod library;
 pub mod log;
 pub mod measure;
 pub mod peers;

@@ -2,11 +2,13 @@
 //!
 //! Invariants: the library is never unloaded; a pool is closed when it is dropped.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
+
+use crate::library::{function, load};
 
 /// What to install where the library is missing.
 pub const PACKAGE: &str = "libpmemobj1";
@@ -46,12 +48,7 @@ impl Pool {
         };
         // SAFETY: two C strings; no other thread looks at the environment now.
         unsafe { libc::setenv(c"PMEM_IS_PMEM_FORCE".as_ptr(), force.as_ptr(), 1) };
-        // SAFETY: what the library does when it is loaded is what any program that is linked
-        // with it has it do.
-        let handle = unsafe { libc::dlopen(c"libpmemobj.so.1".as_ptr(), libc::RTLD_NOW) };
-        if handle.is_null() {
-            return Err(io::Error::from(io::ErrorKind::NotFound));
-        }
+        let handle = load("libpmemobj.so.1")?;
         let path = CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: these are the types of these functions in libpmemobj.h; the pool is open while
         // its root object is used.
@@ -101,20 +98,5 @@ impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: opened once, closed once.
         unsafe { (self.f.close)(self.pool) };
-    }
-}
-
-/// The function of this name.
-///
-/// # Safety
-/// `F` is the type of a pointer to that function.
-unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> io::Result<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a handle of dlopen and a C string.
-    let at = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    match at.is_null() {
-        true => Err(io::Error::other(format!("libpmemobj lacks {name:?}"))),
-        // SAFETY: the caller's promise.
-        false => Ok(unsafe { std::mem::transmute_copy(&at) }),
     }
 }

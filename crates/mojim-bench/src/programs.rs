@@ -15,7 +15,8 @@ use serde::Serialize;
 use crate::raw::pin_process;
 
 /// The headers that the programs include.
-const HEADERS: [(&str, &str); 3] = [
+const HEADERS: [(&str, &str); 4] = [
+    ("measure.h", include_str!("../programs/measure.h")),
     ("mojim.h", include_str!("../../../include/mojim.h")),
     (
         "mojim_heap.h",

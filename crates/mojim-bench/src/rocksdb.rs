@@ -9,6 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
+use crate::library::{function, load};
+
 /// What to install where the library is missing.
 pub const PACKAGE: &str = "librocksdb7.8 (or what `apt-cache search librocksdb` lists)";
 
@@ -45,13 +47,7 @@ pub struct Library {
 impl Library {
     /// The library, if the system has one.
     pub fn load() -> io::Result<Library> {
-        let handle = names().find_map(|name| {
-            let name = CString::new(name).ok()?;
-            // SAFETY: the name is a C string; what the library does when it is loaded is what any
-            // program that is linked with it has it do.
-            let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-            (!handle.is_null()).then_some(handle)
-        });
+        let handle = names().find_map(|name| load(name).ok());
         let handle = handle.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         // SAFETY: these are the types of these functions in rocksdb/c.h.
         unsafe {
@@ -99,23 +95,6 @@ fn names() -> impl Iterator<Item = String> {
         [format!("librocksdb.so.{major}")].into_iter().chain(minor)
     });
     ["librocksdb.so".to_owned()].into_iter().chain(versions)
-}
-
-/// The function of this name.
-///
-/// # Safety
-///
-/// `F` is the type of a pointer to that function.
-unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> io::Result<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a handle of dlopen, and a C string.
-    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    if found.is_null() {
-        let what = format!("librocksdb has no {}", name.to_string_lossy());
-        return Err(io::Error::new(io::ErrorKind::NotFound, what));
-    }
-    // SAFETY: a pointer to a function of type `F`, as the caller promises, of the same size.
-    Ok(unsafe { std::mem::transmute_copy(&found) })
 }
 
 /// An open database, whose puts are durable when they return.

@@ -2,7 +2,6 @@
 //! refused is what a model says, and they hold no more memory than other regions.
 
 use mojim_config::Config;
-use std::time::{Duration, Instant};
 
 use mojim_engine::{
     Error, MapFlags, Volume, gmsync, msync, msync_async, populate, rollback, unmap,
@@ -216,52 +215,5 @@ fn what_was_not_stored_to_is_not_looked_at() {
     assert_eq!(unsafe { m.ptr.add(7).read() }, 9);
     unmap(m.ptr, len).unwrap();
     assert!(matches!(populate(m.ptr, 1), Err(Error::NotFound(_))));
-    v.detach().unwrap();
-}
-
-/// What a first store to a page costs, in three ways: median of nine, interleaved. For figures:
-/// `cargo test --release -p mojim-engine --test untracked -- --ignored --nocapture`.
-#[test]
-#[ignore = "prints figures"]
-fn first_stores_cost() {
-    let dir = Dir::new("untracked-costs");
-    let v = attach(&alone(&dir.0, "", "8MiB"));
-    let len = 64 << 20;
-    drop(v.map("f", len, UNTRACKED).map(|m| unmap(m.ptr, len)));
-    let mut costs = [const { Vec::new() }; 4];
-    for _ in 0..9 {
-        for (i, (untracked, populated)) in [(false, false), (true, false), (true, true)]
-            .into_iter()
-            .enumerate()
-        {
-            let flags = MapFlags {
-                untracked,
-                ..UNTRACKED
-            };
-            let m = v.map("f", len, flags).unwrap();
-            let begin = Instant::now();
-            if populated {
-                populate(m.ptr, len).unwrap();
-                costs[3].push(begin.elapsed());
-            }
-            let begin = Instant::now();
-            for page in 0..len / 4096 {
-                // SAFETY: inside the mapping, which only this thread uses.
-                unsafe { m.ptr.add(page * 4096).write_volatile(1) };
-            }
-            costs[i].push(begin.elapsed());
-            unmap(m.ptr, len).unwrap();
-        }
-    }
-    let of = |mut all: Vec<Duration>| {
-        all.sort_unstable();
-        all[all.len() / 2].as_nanos() as f64 / (len / 4096) as f64
-    };
-    let [tracked, untracked, populated, ahead] = costs.map(of);
-    println!(
-        "ns a page: tracked {tracked:.0}, untracked {untracked:.0} ({:.2}), populated {populated:.0} ({:.2}), after {ahead:.0} ahead",
-        untracked / tracked,
-        populated / tracked
-    );
     v.detach().unwrap();
 }

@@ -448,10 +448,8 @@ static INSTALL: std::sync::Once = std::sync::Once::new();
 /// if somebody replaced it in the meantime.
 pub fn guard_sigbus() {
     INSTALL.call_once(|| {
-        // SAFETY: a sigaction of zeros is a valid value; the first call only
-        // reads the current one. The handler installed by the second is
-        // async-signal-safe (see there), has the signature of SA_SIGINFO,
-        // and what it needs is set.
+        // SAFETY: zeros are a valid sigaction; the first call only reads. What the second installs
+        // is async-signal-safe (see there), has SA_SIGINFO's signature, and all that it needs.
         unsafe {
             let mut previous: libc::sigaction = std::mem::zeroed();
             let done = libc::sigaction(libc::SIGBUS, ptr::null(), &mut previous);

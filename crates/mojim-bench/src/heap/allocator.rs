@@ -1,40 +1,9 @@
 //! Allocators by their functions: those of libmojim.so, and `malloc` and `free` of others.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
-use std::path::Path;
 
-/// The function of this name.
-///
-/// # Safety
-/// `F` is the type of a pointer to that function.
-pub unsafe fn function<F: Copy>(handle: *mut c_void, name: &CStr) -> io::Result<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a handle of dlopen, and a C string.
-    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    if found.is_null() {
-        let what = format!("there is no function {}", name.to_string_lossy());
-        return Err(io::Error::new(io::ErrorKind::NotFound, what));
-    }
-    // SAFETY: a pointer to a function of type `F`, as the caller promises, of the same size.
-    Ok(unsafe { std::mem::transmute_copy(&found) })
-}
-
-/// A shared library, which stays.
-pub fn library(name: &Path) -> io::Result<*mut c_void> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = CString::new(name.as_os_str().as_bytes())?;
-    // SAFETY: the name is a C string; what the library does when it is loaded is what any program
-    // that is linked with it has it do.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    match handle.is_null() {
-        true => Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("{} cannot be loaded", name.display()),
-        )),
-        false => Ok(handle),
-    }
-}
+use crate::library::{function, load};
 
 pub type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 pub type Free = unsafe extern "C" fn(*mut c_void);
@@ -60,7 +29,7 @@ impl Mojim {
     /// The library beside this program.
     pub fn load() -> io::Result<Mojim> {
         let exe = std::env::current_exe()?;
-        let handle = library(&exe.with_file_name("libmojim.so"))?;
+        let handle = load(exe.with_file_name("libmojim.so"))?;
         // SAFETY: these are the types of these functions in mojim.h, mojim_heap.h and mojim_tx.h.
         unsafe {
             Ok(Mojim {

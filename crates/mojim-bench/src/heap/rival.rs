@@ -7,8 +7,9 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use super::allocator::{Allocator, function};
+use super::allocator::Allocator;
 use super::turns::{Case, Turns};
+use crate::library::function;
 
 /// Whose times they are.
 pub const NAME: &str = "jemalloc";
