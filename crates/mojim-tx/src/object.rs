@@ -44,7 +44,8 @@ const LEVELS: u32 = 8;
 /// A log of more words than these gives its room back after the transaction.
 const MOST_KEPT: usize = 128 << 10;
 
-pub(crate) fn no_memory() -> Error {
+/// The error of a transaction that gets no memory.
+pub fn no_memory() -> Error {
     Error::io("a transaction", &mojim_env::reserve::none_left())
 }
 
