@@ -122,8 +122,9 @@ pub fn set_root(heap: Heap, name: &str, ptr: *mut u8, kind: &str) -> Result<()> 
             if unsafe { (*known()).later.try_reserve(1) }.is_err() {
                 return Err(no_memory());
             }
+            // An abort does not restore them: the root takes itself back, under the lock of roots.
             // SAFETY: bytes of the heap, which stays while it is used.
-            let held = heap.set_root_with(name, ptr, kind, &mut |p, n| unsafe { add(p, n) })?;
+            let held = heap.set_root_with(name, ptr, kind, &mut |p, n| unsafe { add_new(p, n) })?;
             // SAFETY: as above. There is room for it.
             assert!(push_later(unsafe { &mut *known() }, Later::Root(held)));
             Ok(())

@@ -21,7 +21,7 @@ pub(crate) enum Later {
     /// The block was freed: it is the heap's again after the commit.
     Freed(Heap, Block),
     /// The place of a root was changed: no other transaction changes it until the end.
-    Root(#[expect(dead_code, reason = "it is dropped at the end")] HeldRoot),
+    Root(HeldRoot),
 }
 
 /// A thread's transaction.
