@@ -124,7 +124,7 @@ void mojim_tx_on_failure(mojim_tx_handler handler, void *arg);
 MOJIM_TX_PURE int mojim_tx_failed(void);
 
 /* For libmojim_itm.so alone. */
-void *mojim_tx_thread_1(void);
+void *mojim_tx_thread_2(void);
 
 #ifdef __cplusplus
 }
