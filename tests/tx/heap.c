@@ -32,6 +32,14 @@ static void aborted(void)
     strcpy(p, "gone");
     CHECK(mojim_tx_abort() == 0);
     CHECK(mojim_usable_size(p) == 0 && errno == EINVAL);
+    /* With blocks at hand that the thread has freed outside of transactions: these are handed out, and come
+       back, without a lock, which no abort would undo. */
+    void *own = mojim_malloc(h, 100), *freed = mojim_malloc(h, 100);
+    CHECK(own && freed && mojim_free(freed) == 0);
+    CHECK(mojim_tx_begin() == 0 && (p = mojim_malloc(h, 100)) && mojim_tx_abort() == 0);
+    CHECK(mojim_usable_size(p) == 0 && errno == EINVAL);
+    CHECK(mojim_tx_begin() == 0 && mojim_free(own) == 0 && mojim_tx_abort() == 0);
+    CHECK(mojim_usable_size(own) >= 100 && mojim_free(own) == 0);
     CHECK(mojim_free(p) == -1 && errno == EINVAL);
 }
 
