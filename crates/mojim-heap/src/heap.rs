@@ -333,6 +333,16 @@ impl Heap {
     /// the heap, and none may follow.
     pub fn close(self) -> Result<()> {
         let _alone = self.alone()?;
+        self.end()
+    }
+
+    /// [`Heap::close`] of a heap of which no open transaction has noted anything: it waits for none.
+    pub fn close_unused(self) -> Result<()> {
+        mojim_memory::fork::check_fork()?;
+        self.end()
+    }
+
+    fn end(self) -> Result<()> {
         let _changes = lock(&CHANGES);
         let inner = self.0;
         if inner.closed.swap(true, AcqRel) {

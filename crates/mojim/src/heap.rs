@@ -28,7 +28,7 @@ pub(crate) const HEAD: usize = 16;
 /// pointers in it stay good. A **root** is a name by which the program finds its data. All
 /// changes are made by [`Heap::atomically`]: whole or not at all, durable when it returns.
 ///
-/// Threads share a heap in a `Mutex` or `RwLock`. Dropping it closes it.
+/// Threads share a heap in a `Mutex` or `RwLock`. Dropping it closes it, and waits for nobody.
 ///
 /// Its file is written by this type alone, with `mojim heap move` beside: what another program puts
 /// there is not checked, but for the tags of types.
@@ -74,8 +74,9 @@ impl std::fmt::Debug for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // A failure leaves memory mapped that nobody uses.
-        let _ = self.heap.close();
+        // A transaction borrows the heap, so none that is open has noted anything of it. A failure
+        // leaves memory mapped that nobody uses.
+        let _ = self.heap.close_unused();
         self.volume.unmapped(&self.file);
     }
 }
