@@ -16,8 +16,8 @@
  * 3. No pointer out of the heap is valid in the next run: none to a function, a
  *    vtable, a string constant, another allocator's memory.
  * 4. One process at a time has a heap open. In a child made by fork nothing can be
- *    committed: calls that change the heap fail with EOPNOTSUPP. The child can read its
- *    copy of the memory. A mutex that lies in a heap must be initialised anew after each
+ *    committed: calls that change the heap fail with EOPNOTSUPP, and so do mojim_root and
+ *    mojim_usable_size. The child can read its copy of the memory. A mutex that lies in a heap must be initialised anew after each
  *    open.
  * 5. Transactions and calls outside of them in one heap: call mojim_heap_sync before a
  *    transaction frees, or stores into, a block that was allocated outside of one. Until

@@ -30,7 +30,7 @@ use crate::cache::{self, Blocks, Keeper, Lists, Shared};
 use crate::classes::{CLASSES, MOST, class_of, kept, size_of};
 use crate::owners;
 use crate::slabs::{FIRST, LOOKED, Place, Slab, Slabs, state, too_large};
-use crate::space::{ReaderSpace, Space, VolumeSpace};
+use crate::space::{Held, ReaderSpace, Space, VolumeSpace};
 
 /// Bytes of addresses that a heap reserves where the program does not say.
 pub const DEFAULT_CAPACITY: usize = 64 << 30;
@@ -129,21 +129,19 @@ pub struct HeldRoot {
     heap: &'static Inner,
     place: usize,
     owner: usize,
-    /// What was there.
-    before: Box<[u8; ROOT_LEN]>,
+    /// What was there before.
+    former: [u8; ROOT_LEN],
 }
 
 impl HeldRoot {
-    /// Puts back what was there. Other threads, which look at all roots, see no half of it.
-    pub fn take_back(&self) {
-        // A thread of the parent may have held the lock at the fork.
-        let _held = (!mojim_memory::fork::is_forked()).then(|| lock(&self.heap.roots));
-        // SAFETY: a root of the head, which only the holder of `roots` writes.
-        unsafe {
-            self.heap
-                .at_root(self.place)
-                .copy_from(self.before.as_ptr(), ROOT_LEN)
-        };
+    /// Puts back what was there before.
+    pub fn restore(&self) {
+        // In a child a thread of the parent may have held the lock at the fork; nobody else reads there.
+        let held = (!mojim_memory::fork::is_forked()).then(|| lock(&self.heap.roots));
+        let to = (self.heap.base + root_at(self.place)) as *mut u8;
+        // SAFETY: a root of the head, which is mapped, and which only the holder of `roots` reads or writes.
+        unsafe { to.copy_from_nonoverlapping(self.former.as_ptr(), ROOT_LEN) };
+        drop(held);
     }
 }
 
@@ -175,8 +173,6 @@ pub struct Inner {
     roots: Mutex<Vec<Changed>>,
     /// The last sync that has succeeded.
     synced: AtomicU64,
-    /// Held while all of the heap is read, to be committed; and by a thread that ends, which ends slabs.
-    whole: Mutex<()>,
     closed: AtomicBool,
     /// Grows from one opened heap to the next.
     number: u64,
@@ -224,7 +220,7 @@ impl Heap {
     pub fn open(volume: &Volume, file: &str, options: &HeapOptions) -> Result<Heap> {
         volume.check_exact()?;
         let space = VolumeSpace {
-            volume: volume.clone(),
+            volume: Held::new(volume),
             file: file.into(),
             exact: options.exact,
         };
@@ -261,7 +257,7 @@ impl Heap {
 
     fn try_open_reader(reader: &Reader, file: &str) -> Result<Heap> {
         let space = ReaderSpace {
-            reader: reader.clone(),
+            reader: Held::new(reader),
             file: file.into(),
         };
         let _changes = lock(&CHANGES);
@@ -333,16 +329,6 @@ impl Heap {
     /// the heap, and none may follow.
     pub fn close(self) -> Result<()> {
         let _alone = self.alone()?;
-        self.end()
-    }
-
-    /// [`Heap::close`] of a heap of which no open transaction has noted anything: it waits for none.
-    pub fn close_unused(self) -> Result<()> {
-        mojim_memory::fork::check_fork()?;
-        self.end()
-    }
-
-    fn end(self) -> Result<()> {
         let _changes = lock(&CHANGES);
         let inner = self.0;
         if inner.closed.swap(true, AcqRel) {
@@ -362,6 +348,7 @@ impl Heap {
         if !inner.shared.slabs.is_stuck() {
             release(end, inner.base + inner.capacity - end);
         }
+        inner.space.end();
         done
     }
 
@@ -473,8 +460,13 @@ impl Heap {
     }
 
     /// Bytes that can be used of an allocated block.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no block, or is free; `Unsupported` in a forked child, as a thread of the parent
+    /// may have held a lock at the fork.
     #[inline]
     pub fn usable(self, ptr: *const u8) -> Result<usize> {
+        mojim_memory::fork::check_fork()?;
         self.find(ptr).map(|b| b.usable)
     }
 
@@ -587,9 +579,7 @@ impl Heap {
         // What other threads freed before they could see this number is in memory from here on.
         let _alone = self.alone()?;
         inner.check_whole()?;
-        let whole = lock(&inner.whole);
         inner.space.sync(&inner.shared.slabs.mappings())?;
-        drop(whole);
         inner.synced.fetch_max(this, SeqCst);
         inner.settle_freed(this);
         Ok(())
@@ -633,8 +623,10 @@ impl Heap {
     /// What a root points to. `kind` must be what it was set with.
     ///
     /// # Errors
-    /// `NotFound` if there is no such root; `Invalid` if it is of another kind.
+    /// `NotFound` if there is no such root; `Invalid` if it is of another kind; `Unsupported` in a forked
+    /// child, as a thread of the parent may have held a lock at the fork.
     pub fn root(self, name: &str, kind: &str) -> Result<*mut u8> {
+        mojim_memory::fork::check_fork()?;
         let inner = self.0;
         inner.refresh()?;
         let _held = lock(&inner.roots);
@@ -660,6 +652,7 @@ impl Heap {
 
     /// The roots: name, type and address of each.
     pub fn list_roots(self) -> Result<Vec<Root>> {
+        mojim_memory::fork::check_fork()?;
         let _held = lock(&self.0.roots);
         Ok(self.0.roots()?.into_iter().flatten().collect())
     }
@@ -674,9 +667,9 @@ impl Heap {
         Ok(())
     }
 
-    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes, which a commit
-    /// has to commit. The caller drops what it returns when the transaction is committed; or, when it is
-    /// taken back, behind [`HeldRoot::take_back`].
+    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes, which are to be
+    /// committed. What it returns takes it back ([`HeldRoot::restore`]: a reader of roots in another thread
+    /// sees no half), and is dropped when the transaction is committed or taken back.
     pub fn set_root_with(
         self,
         name: &str,
@@ -685,9 +678,8 @@ impl Heap {
         log: &mut dyn FnMut(*mut u8, usize) -> Result<()>,
     ) -> Result<HeldRoot> {
         let inner = self.0;
-        if inner.read_only {
-            self.check()?;
-        }
+        mojim_memory::fork::check_fork()?;
+        self.check_writable()?;
         let sound = |t: &str, most| t.len() <= most && !t.contains('\0');
         if name.is_empty() || !sound(name, MAX_ROOT_NAME) || !sound(kind, MAX_ROOT_KIND) {
             return Err(invalid(format!(
@@ -712,12 +704,12 @@ impl Heap {
             true => [0; ROOT_LEN],
             false => root.encode(),
         };
-        let to = inner.at_root(at);
+        let to = (inner.base + root_at(at)) as *mut u8;
         log(to, ROOT_LEN)?;
-        let mut before = Box::new([0; ROOT_LEN]);
+        let mut before = [0; ROOT_LEN];
         // SAFETY: a root of the head, which only the holder of `roots` writes.
         unsafe {
-            to.copy_to_nonoverlapping(before.as_mut_ptr(), ROOT_LEN);
+            before.as_mut_ptr().copy_from(to, ROOT_LEN);
             to.copy_from_nonoverlapping(bytes.as_ptr(), ROOT_LEN);
         }
         let owner = mojim_undo::me();
@@ -730,7 +722,7 @@ impl Heap {
             heap: inner,
             place: at,
             owner,
-            before,
+            former: before,
         })
     }
 }
@@ -1064,15 +1056,11 @@ impl Inner {
         Ok((at, roots.swap_remove(at).map(|r| r.name)))
     }
 
-    /// The `i`th root's place.
-    fn at_root(&self, i: usize) -> *mut u8 {
-        (self.base + root_at(i)) as *mut u8
-    }
-
     fn roots(&self) -> Result<Vec<Option<Root>>> {
         let all = (0..MAX_ROOTS).map(|i| {
+            let at = (self.base + root_at(i)) as *const u8;
             // SAFETY: a root of the head, which is mapped.
-            let bytes = unsafe { std::slice::from_raw_parts(self.at_root(i), ROOT_LEN) };
+            let bytes = unsafe { std::slice::from_raw_parts(at, ROOT_LEN) };
             Root::decode(bytes).map_err(|e| self.name.damaged(e))
         });
         all.collect()
@@ -1114,7 +1102,6 @@ impl Keeper for Inner {
         if mojim_memory::fork::is_forked() {
             return;
         }
-        let _whole = lock(&self.whole);
         // The heap may have been closed or rolled back meanwhile.
         let _changes = lock(&CHANGES);
         if !cache.is_of(self) {
@@ -1178,6 +1165,12 @@ impl Name {
     ) -> Result<Heap> {
         let (Ok(fixed) | Err(fixed)) = made;
         let (base, capacity) = (fixed.base as usize, fixed.capacity as usize);
+        // The caller holds `CHANGES`.
+        if OPEN.iter().all(|p| !p.load(Acquire).is_null()) {
+            return Err(Error::Busy(format!(
+                "this process has {MOST_OPEN} heaps open, and cannot have more"
+            )));
+        }
         reserve(&self.file, base, capacity)?;
         let mut mapped = Vec::new();
         let slabs = self.map(&*space, exact.is_none(), made, &head, &mut mapped);
@@ -1193,7 +1186,7 @@ impl Name {
                 return Err(e);
             }
         };
-        register(Box::leak(Box::new(Inner {
+        Ok(register(Box::leak(Box::new(Inner {
             space,
             name: self,
             base,
@@ -1208,11 +1201,10 @@ impl Name {
             freed: Mutex::new([const { Vec::new() }; CLASSES + 1]),
             roots: Mutex::default(),
             synced: AtomicU64::new(0),
-            whole: Mutex::default(),
             closed: AtomicBool::new(false),
             number: new_key(),
             torn: AtomicBool::new(false),
-        })))
+        }))))
     }
 
     /// Maps the chunks, and makes a new heap what it is. Tells what it has `mapped`, in order.
@@ -1307,8 +1299,8 @@ extern "C" fn forked() {
     }
 }
 
-/// Makes a heap known.
-fn register(inner: &'static mut Inner) -> Result<Heap> {
+/// Makes a heap known. There is room for it.
+fn register(inner: &'static mut Inner) -> Heap {
     static FORKS: mojim_memory::fork::Once = mojim_memory::fork::Once::new();
     FORKS.call(|| {
         // Behind the handler that marks the child, which the attachment has registered.
@@ -1316,15 +1308,10 @@ fn register(inner: &'static mut Inner) -> Result<Heap> {
         unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });
     let me: *mut Inner = inner;
-    for (i, p) in OPEN.iter().enumerate() {
-        if p.load(Acquire).is_null() {
-            p.store(me, Release);
-            USED.fetch_max(i + 1, AcqRel);
-            // SAFETY: leaked, and from here on only shared.
-            return Ok(Heap(unsafe { &*me }));
-        }
-    }
-    Err(Error::Busy(format!(
-        "this process has {MOST_OPEN} heaps open, and cannot have more"
-    )))
+    let free = OPEN.iter().position(|p| p.load(Acquire).is_null());
+    let i = free.expect("it was looked for");
+    OPEN[i].store(me, Release);
+    USED.fetch_max(i + 1, AcqRel);
+    // SAFETY: leaked, and from here on only shared.
+    Heap(unsafe { &*me })
 }

@@ -2,6 +2,8 @@
 //!
 //! Owns the trait, and its implementations over a volume and a reader. Tests have one over plain memory.
 
+use std::sync::Mutex;
+
 use mojim::{MapFlags, Mapping, Reader, Volume, gmsync, gmsync_async, unmap};
 use mojim_env::{Error, Result};
 
@@ -26,11 +28,31 @@ pub trait Space: Send + Sync {
     }
     /// Ends a mapping that `map` made. What was not committed is gone.
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()>;
+    /// The heap is closed: its struct stays, and what is behind the space need not.
+    fn end(&self) {}
+}
+
+/// A volume, or a reader, until the heap is closed.
+pub struct Held<T>(Mutex<Option<T>>);
+
+impl<T: Clone> Held<T> {
+    pub fn new(of: &T) -> Held<T> {
+        Held(Mutex::new(Some(of.clone())))
+    }
+
+    fn end(&self) {
+        let _ = self.0.lock().unwrap_or_else(|e| e.into_inner()).take();
+    }
+
+    fn get(&self) -> Result<T> {
+        let held = self.0.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        held.ok_or_else(|| Error::Invalid("the heap is closed".into()))
+    }
 }
 
 /// A file of a volume.
 pub struct VolumeSpace {
-    pub volume: Volume,
+    pub volume: Held<Volume>,
     pub file: String,
     /// Only exact ranges are committed: no note of pages is needed.
     pub exact: bool,
@@ -39,8 +61,9 @@ pub struct VolumeSpace {
 impl VolumeSpace {
     /// The first bytes of the file, and its size. All are 0 if it is not there.
     pub fn begin(&self, len: usize) -> Result<(Vec<u8>, u64)> {
-        let size = self.volume.size(&self.file)?.unwrap_or(0);
-        let map = |n, flags| self.volume.map(&self.file, n, flags);
+        let volume = self.volume.get()?;
+        let size = volume.size(&self.file)?.unwrap_or(0);
+        let map = |n, flags| volume.map(&self.file, n, flags);
         Ok((first_bytes(len, size, map)?, size))
     }
 }
@@ -68,21 +91,22 @@ fn first_bytes(
 
 /// A file of a volume, as a node that follows shows it.
 pub struct ReaderSpace {
-    pub reader: Reader,
+    pub reader: Held<Reader>,
     pub file: String,
 }
 
 impl ReaderSpace {
     /// The first bytes of the file, and its size.
     pub fn begin(&self, len: usize) -> Result<(Vec<u8>, u64)> {
-        let Some(size) = self.reader.size(&self.file)? else {
+        let reader = self.reader.get()?;
+        let Some(size) = reader.size(&self.file)? else {
             return Err(Error::NotFound(format!(
                 "volume {} has no file {}",
-                self.reader.name(),
+                reader.name(),
                 self.file
             )));
         };
-        let map = |n, flags| self.reader.map(&self.file, n, flags);
+        let map = |n, flags| reader.map(&self.file, n, flags);
         Ok((first_bytes(len, size, map)?, size))
     }
 
@@ -99,8 +123,9 @@ impl Space for ReaderSpace {
             fixed_at: at as usize,
             ..MapFlags::default()
         };
+        let reader = self.reader.get()?;
         // SAFETY: the heap has reserved these addresses, and nobody uses them yet.
-        let mapped = unsafe { self.reader.map_over(&self.file, len, flags) };
+        let mapped = unsafe { reader.map_over(&self.file, len, flags) };
         mapped.map(drop)
     }
 
@@ -118,6 +143,10 @@ impl Space for ReaderSpace {
 
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
         end(at, len)
+    }
+
+    fn end(&self) {
+        self.reader.end();
     }
 }
 
@@ -139,8 +168,9 @@ impl Space for VolumeSpace {
             fixed_at: at as usize,
             ..MapFlags::default()
         };
+        let volume = self.volume.get()?;
         // SAFETY: the heap has reserved these addresses, and nobody uses them yet.
-        let mapped = unsafe { self.volume.map_over(&self.file, len, flags) };
+        let mapped = unsafe { volume.map_over(&self.file, len, flags) };
         mapped.map(drop)
     }
 
@@ -170,5 +200,9 @@ impl Space for VolumeSpace {
 
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
         end(at, len)
+    }
+
+    fn end(&self) {
+        self.volume.end();
     }
 }

@@ -8,14 +8,16 @@ use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Barrier, Mutex, MutexGuard};
 
 use mojim::Failure;
 use mojim_env::{Error, Result};
+use mojim_format::heap::{ROOT_LEN, root_at};
+use mojim_heap::{Heap, HeapOptions, Space, Span};
 use mojim_undo::Log;
 
 use crate::commit::{captured, failed, forget, on_failure};
-use crate::{abort, add, atomically, begin, commit, is_open, thread_log};
+use crate::{abort, add, atomically, begin, commit, is_open, set_root, thread_log};
 
 thread_local! {
     /// What the next commits of the thread come to; all others succeed.
@@ -329,4 +331,82 @@ fn a_new_page_is_faulted_in_once() {
         abort().unwrap();
         libc::munmap(all.cast(), len);
     }
+}
+
+/// A heap's file that is committed nowhere.
+struct Nowhere;
+
+impl Space for Nowhere {
+    fn map(&self, _: u64, len: usize, at: *mut u8) -> Result<()> {
+        let (prot, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+        );
+        // SAFETY: the heap has reserved these addresses.
+        let got = unsafe { libc::mmap(at.cast(), len, prot, flags, -1, 0) };
+        assert_eq!(got, at.cast());
+        Ok(())
+    }
+    fn commit(&self, _: &[Span], _: bool) -> Result<()> {
+        Ok(())
+    }
+    fn sync(&self, _: &[Span]) -> Result<()> {
+        Ok(())
+    }
+    fn rollback(&self, _: Span) -> Result<()> {
+        Ok(())
+    }
+    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: made by `map`.
+        assert_eq!(unsafe { libc::munmap(at.cast(), len) }, 0);
+        Ok(())
+    }
+}
+
+/// A root that a transaction has changed is as it was after an abort, also of an inner level and if it was
+/// changed twice; and it is put back while no other thread reads or sets roots.
+#[test]
+fn an_abort_puts_a_root_back_under_the_lock_of_roots() {
+    let _one = one();
+    let options = HeapOptions::new(64 << 20, 0x2600_0000_0000);
+    let heap =
+        Heap::open_over(Box::new(Nowhere), "roots", (vec![0; 64 << 10], 0), &options).unwrap();
+    let [p, q, r] = [0; 3].map(|_| heap.malloc(16).unwrap());
+    heap.set_root("a", p, "k").unwrap();
+    begin().unwrap();
+    set_root(heap, "a", q, "k").unwrap();
+    begin().unwrap();
+    set_root(heap, "a", r, "k").unwrap();
+    set_root(heap, "a", std::ptr::null_mut(), "k").unwrap();
+    abort().unwrap();
+    assert_eq!(heap.root("a", "k").unwrap(), q);
+    abort().unwrap();
+    assert_eq!(heap.root("a", "k").unwrap(), p);
+    let (changed, goes) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            begin().unwrap();
+            set_root(heap, "a", heap.base(), "k").unwrap();
+            changed.wait();
+            goes.wait();
+            abort().unwrap();
+        });
+        changed.wait();
+        let a = (heap.base() as usize + root_at(0)) as *const [u8; ROOT_LEN];
+        // SAFETY: the first root of the heap.
+        let look = || unsafe { a.read_volatile() };
+        let mut log = |_, _| {
+            let before = look();
+            goes.wait();
+            // The other thread aborts meanwhile, or has not come to it: then this shows nothing.
+            let end = std::time::Instant::now() + std::time::Duration::from_millis(50);
+            while std::time::Instant::now() < end {
+                assert_eq!(look(), before, "a root was put back while another was set");
+            }
+            Ok(())
+        };
+        drop(heap.set_root_with("b", p, "k", &mut log).unwrap());
+    });
+    assert_eq!(heap.root("a", "k").unwrap(), p);
+    heap.close().unwrap();
 }

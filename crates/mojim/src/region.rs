@@ -65,8 +65,7 @@ unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A transaction borrows the region, so none that is open has noted anything of it: nobody is
-        // asked (mojim_munmap says EBUSY). A failure leaves memory mapped that nobody uses.
+        // A failure leaves memory mapped that nobody uses.
         let _ = engine::unmap(self.start, self.len);
         self.volume.unmapped(&self.file);
     }

@@ -107,6 +107,10 @@ pub fn fill(at: usize, len: usize, with: u8) {
 }
 
 pub fn open(disk: &Disk, base: usize) -> Heap {
+    try_open(disk, base).unwrap()
+}
+
+pub fn try_open(disk: &Disk, base: usize) -> Result<Heap> {
     let (head, size) = {
         let d = disk.0.lock().unwrap();
         let mut head = vec![0; 64 << 10];
@@ -125,7 +129,6 @@ pub fn open(disk: &Disk, base: usize) -> Heap {
         (head, size),
         &options,
     )
-    .unwrap()
 }
 
 /// The file, as a crash now would leave it, has these blocks and no others, with what fills them.
