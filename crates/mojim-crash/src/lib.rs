@@ -13,6 +13,7 @@ mod cache;
 pub mod cache_loss;
 pub mod cluster;
 mod device;
+pub mod heap;
 pub mod journal;
 pub mod machine;
 mod naive;

@@ -14,7 +14,8 @@ use crate::machine::{Fault, Machine};
 use crate::subject::{Place, Subject};
 use crate::workload::{Change, region_len};
 
-const FILE: &str = "f";
+/// The one file of the volume.
+pub(crate) const FILE: &str = "f";
 
 /// An attached volume with its one region.
 pub struct Shipped {
@@ -48,19 +49,30 @@ fn config(place: &Place, seed: u64) -> Result<Config> {
     Ok(Config::parse(&text, Path::new("crash.toml"))?)
 }
 
+/// Attaches to the volume; `rebooted` after a crash.
+pub(crate) fn attach(
+    place: &Place,
+    seed: u64,
+    fault: Option<Fault>,
+    rebooted: bool,
+) -> Result<Volume> {
+    let over = |os| -> Arc<dyn mojim_env::Env> {
+        Arc::new(Machine {
+            os,
+            newest: Arc::default(),
+            boot: if rebooted { 0xff } else { 0 },
+            fault,
+            data: place.dir.join("v").join(FILE),
+        })
+    };
+    let config = config(place, seed)?;
+    Ok(Volume::attach_over(&config, "a", None, over, |_, _| {})?)
+}
+
 impl Shipped {
     /// Attaches to the volume and maps the region; `rebooted` after a crash.
     pub fn open(place: &Place, seed: u64, fault: Option<Fault>, rebooted: bool) -> Result<Shipped> {
-        let over = |os| -> Arc<dyn mojim_env::Env> {
-            Arc::new(Machine {
-                os,
-                newest: Arc::default(),
-                boot: if rebooted { 0xff } else { 0 },
-                fault,
-                data: place.dir.join("v").join(FILE),
-            })
-        };
-        let volume = Volume::attach_over(&config(place, seed)?, "a", None, over, |_, _| {})?;
+        let volume = attach(place, seed, fault, rebooted)?;
         let flags = MapFlags {
             create: true,
             atomic: true,

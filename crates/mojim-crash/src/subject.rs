@@ -1,5 +1,5 @@
-//! The subjects, which make steps durable: Mojim, unbroken or broken in one way, and
-//! three other programs that a rung must tell apart.
+//! The subjects, which make steps durable: Mojim, unbroken or broken in one way, a program over
+//! Mojim's heap, and three other programs that a rung must tell apart.
 //!
 //! Owns their names and their interface; `subjects.rs` opens one.
 //!
@@ -20,6 +20,19 @@ pub trait Subject {
     fn close(self: Box<Self>) -> Result<()>;
 }
 
+/// A mistake of the program over the heap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slip {
+    /// The state bytes of new blocks are not committed.
+    NoState,
+    /// Pointers and roots are committed before the blocks to which they point.
+    RootFirst,
+    /// A step is committed in two parts.
+    Halves,
+    /// What the other thread is still committing counts as committed.
+    OtherEarly,
+}
+
 /// The subjects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -31,14 +44,17 @@ pub enum Kind {
     Nosync,
     /// A correct redo log.
     Log,
+    /// The persistent heap of the shipped engine; the program makes a mistake, or none.
+    Heap(Option<Slip>),
 }
 
 impl Kind {
     /// All subjects with their names: those that must pass, then those that must be
     /// caught.
-    pub const ALL: [(Kind, &'static str); 9] = [
+    pub const ALL: [(Kind, &'static str); 14] = [
         (Kind::Mojim(None), "mojim"),
         (Kind::Log, "log"),
+        (Kind::Heap(None), "heap"),
         (Kind::Naive, "naive"),
         (Kind::Nosync, "nosync"),
         (Kind::Mojim(Some(Fault::NoLogFlush)), "mojim-no-log-flush"),
@@ -49,6 +65,10 @@ impl Kind {
         ),
         (Kind::Mojim(Some(Fault::DataFirst)), "mojim-data-first"),
         (Kind::Mojim(Some(Fault::AckEarly)), "mojim-ack-early"),
+        (Kind::Heap(Some(Slip::NoState)), "heap-no-state"),
+        (Kind::Heap(Some(Slip::RootFirst)), "heap-root-first"),
+        (Kind::Heap(Some(Slip::Halves)), "heap-halves"),
+        (Kind::Heap(Some(Slip::OtherEarly)), "heap-other-early"),
     ];
 
     /// The subject of this name.
@@ -65,7 +85,7 @@ impl Kind {
 
     /// Whether none of its steps may be lost or torn.
     pub fn must_stand(self) -> bool {
-        matches!(self, Kind::Mojim(None) | Kind::Log)
+        matches!(self, Kind::Mojim(None) | Kind::Log | Kind::Heap(None))
     }
 }
 

@@ -4,6 +4,7 @@
 //! fault, whatever fault the crashed one had.
 
 use crate::Result;
+use crate::heap::{self, Persistent};
 use crate::naive::Naive;
 use crate::redo::Redo;
 use crate::shipped::Shipped;
@@ -17,6 +18,7 @@ pub fn open(kind: Kind, place: &Place, seed: u64) -> Result<Box<dyn Subject>> {
         Kind::Naive => Box::new(Naive::open(place, seed)?),
         Kind::Nosync => Box::new(Redo::open(place, seed, false)?),
         Kind::Log => Box::new(Redo::open(place, seed, true)?),
+        Kind::Heap(slip) => Box::new(Persistent::open(place, seed, slip)?),
     })
 }
 
@@ -28,6 +30,7 @@ pub fn recover(kind: Kind, place: &Place, seed: u64) -> Result<Vec<u8>> {
         // The engine that recovers has no fault.
         Kind::Mojim(_) => Shipped::open(place, seed, None, true)?.read(),
         Kind::Naive => Naive::read(place, seed),
+        Kind::Heap(_) => heap::recover(place, seed),
         Kind::Nosync | Kind::Log => Redo::open(place, seed, true)?.read(),
     }
 }
