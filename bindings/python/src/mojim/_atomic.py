@@ -127,12 +127,13 @@ class Atomic:
     def begin(self) -> None:
         self.begun = True
         volume = self.volume
-        volume._alive()
+        if volume._handle is None:
+            volume._alive()
         self.thread = thread = get_ident()
         self.results = []
-        # What the arrays held, in the order in which they were given.
-        self.undo: list[tuple[Any, Any, Any]] = []
-        self.ranges: list[tuple[Any, int]] = []
+        # Of each array, in the order in which they were given: where it lies, what it held, and
+        # itself if it has gaps.
+        self.saved: list[tuple[tuple[Any, int], Any, Any]] = []
         self.everything = not self.arrays
         around = volume._block
         if around is not None and around.thread == thread:
@@ -147,31 +148,26 @@ class Atomic:
                 # Before this is the volume's block: if that fails, there is nothing to undo.
                 volume._mend()
         volume._block = self
+        saved = self.saved
         for array in self.arrays:
-            self.remember(array)
-
-    def remember(self, array: Any) -> None:
-        """Notes where an array lies, and what it holds."""
-        try:
-            data = _from_buffer(_CHARS, array, True)
-        except (BufferError, ValueError):
-            # It has gaps, or a type that has no buffer.
-            if not array.flags.writeable:
-                raise
-            data, length = span(array)
-            saved = (array, ..., array.copy())
-        else:
-            length = len(data)
-            saved = (None, data, _unpack(data, length))
-        self.ranges.append((data, length))
-        self.undo.append(saved)
+            try:
+                data = _from_buffer(_CHARS, array, True)
+            except (BufferError, ValueError):
+                # It has gaps, or a type that has no buffer.
+                if not array.flags.writeable:
+                    raise
+                saved.append((span(array), array.copy(), array))
+            else:
+                length = len(data)
+                saved.append(((data, length), _unpack(data, length), None))
 
     def commit(self) -> None:
-        self.volume._alive()
+        volume = self.volume
+        if volume._handle is None:
+            volume._alive()
         parent = self.parent
         if parent is not None:
-            parent.undo += self.undo
-            parent.ranges += self.ranges
+            parent.saved += self.saved
             parent.everything |= self.everything
             parent.doomed |= self.doomed
             self.results.append((0, 0))
@@ -179,7 +175,12 @@ class Atomic:
         if self.doomed:
             text = "rolled back: an exception has left an inner block without arrays"
             raise Error(errno.ECANCELED, text)
-        commit(self.volume._ranges() if self.everything else self.ranges, self.results)
+        if self.everything:
+            commit(volume._ranges(), self.results)
+        elif len(self.saved) == 1:
+            commit(self.saved[0][:1], self.results)
+        else:
+            commit([range for range, _, _ in self.saved], self.results)
 
     def stays(self) -> bool:
         """Whether the stores are to stay: committed, or in doubt (they count as changed)."""
@@ -192,8 +193,10 @@ class Atomic:
         interrupted, and then for the ``last`` time."""
         volume = self.volume
         try:
-            if volume._block is self and not self.stays():
-                self.put_back()
+            if volume._block is self:
+                results = self.results
+                if not (results and results[0][0] == 0) and not self.stays():
+                    self.put_back()
             last = True
         except Error:
             # The volume is torn, and its next use rolls back.
@@ -215,11 +218,11 @@ class Atomic:
                 # The copies are not put back: they may hold what an outer block had stored.
                 self.volume.rollback()
             return
-        for array, key, saved in reversed(self.undo):
+        for (data, _), saved, array in reversed(self.saved):
             if array is None:
-                _buffer(key)[:] = saved
+                _buffer(data)[:] = saved
             else:
-                array[key] = saved
+                array[...] = saved
 
 
 def _leave(run: Atomic, kind: Any, value: Any, traceback: Any) -> None:
@@ -239,4 +242,4 @@ def _leave(run: Atomic, kind: Any, value: Any, traceback: Any) -> None:
         if run.exit is not None:
             # An interrupt in __del__ would be lost. (The exit is in no variable here, which
             # a traceback would keep.)
-            setattr(run.exit(), "__class__", _Ended)
+            run.exit().__class__ = _Ended  # type: ignore[assignment]

@@ -6,6 +6,7 @@ A range is an address (a cffi pointer, or what keeps an exported buffer alive) a
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from itertools import repeat, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ _errnos = map(attrgetter("errno"), repeat(ffi))
 torn: list[Volume] = []
 
 
-def refuse_torn(ranges: list[tuple[Any, int]]) -> None:
+def refuse_torn(ranges: Sequence[tuple[Any, int]]) -> None:
     """Fails if the memory that is to be committed is that of a torn volume, which it rolls back
     (:class:`Torn` if that fails again). What the caller has stored since is gone then, so
     that this call must not succeed."""
@@ -64,13 +65,14 @@ def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
     return [(base + start, min(PIECE, length - start)) for start in starts]
 
 
-def commit(ranges: list[tuple[Any, int]], results: list[Any]) -> None:
+def commit(ranges: Sequence[tuple[Any, int]], results: list[Any]) -> None:
     """Commits ranges together. Puts the call's result, with its errno, into ``results`` in the
     same step (as `once` does)."""
     if torn:
         refuse_torn(ranges)
-    if len(ranges) == 1 and ranges[0][1]:
-        results.extend(zip(starmap(_msync, ((*ranges[0], MS_SYNC),)), _errnos))
+    address, length = ranges[0] if len(ranges) == 1 else (None, 0)
+    if length:
+        results.extend(zip(starmap(_msync, ((address, length, MS_SYNC),)), _errnos))
     else:
         parts = [p for r in ranges for p in pieces(*r)]
         if parts:

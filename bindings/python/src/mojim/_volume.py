@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -374,7 +375,7 @@ class Volume:
                 return True
             return False
 
-    def _has_any(self, ranges: list[tuple[Any, int]]) -> bool:
+    def _has_any(self, ranges: Sequence[tuple[Any, int]]) -> bool:
         """Whether any of these bytes are in this volume's regions."""
         mine = [(int(ffi.cast("uintptr_t", a)), n) for a, n in self._spans()]
         for address, length in ranges:
