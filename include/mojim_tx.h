@@ -87,7 +87,7 @@ MOJIM_TX_PURE int mojim_tx_is_open(void);
 
 /* Have `f` called with `arg`: after the outermost level's commit, when the transaction is closed, in
  * the order of the calls; or when this level is taken back, in the reverse order, in its turn
- * among the stores. `f` does not throw; at an abort it begins and ends no transaction. */
+ * among the stores (roots are taken back behind all of that). `f` does not throw; at an abort it begins and ends no transaction. */
 MOJIM_TX_PURE int mojim_tx_on_commit(void (*f)(void *arg), void *arg);
 MOJIM_TX_PURE int mojim_tx_on_abort(void (*f)(void *arg), void *arg);
 
@@ -124,7 +124,7 @@ void mojim_tx_on_failure(mojim_tx_handler handler, void *arg);
 MOJIM_TX_PURE int mojim_tx_failed(void);
 
 /* For libmojim_itm.so alone. */
-void *mojim_tx_thread_1(void);
+void *mojim_tx_thread_2(void);
 
 #ifdef __cplusplus
 }

@@ -52,7 +52,7 @@ impl Default for HeapOptions {
             json: false,
             dir: None,
             rounds: 31,
-            ops: 200_000,
+            ops: 1_000_000,
             open: 1 << 30,
         }
     }

@@ -30,7 +30,7 @@ pub use combining_tcp::CombiningTcp;
 pub use journal::Journaling;
 pub use log::{RawLog, RawLogs};
 pub use msync::{Folios, PlainMsync, SIZE as RAW_MSYNC_BYTES};
-pub use processors::{Pinned, pin_process, pin_thread, placement};
+pub use processors::{Pinned, PinnedAll, pin_all, pin_process, pin_thread, placement};
 pub use rules::{MAX_BYTES, Wait};
 pub use shm::RawShm;
 pub use tcp::{RawTcp, raw_tcp_peer};

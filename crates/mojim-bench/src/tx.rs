@@ -28,7 +28,7 @@ use crate::cluster::{LOG, NodeProcess, config_text};
 use crate::measure::{Plan, Subject, paired, prepared};
 use crate::pmemobj::{PACKAGE, Pool};
 use crate::programs::{CAPTURED, Program, TABLE, table};
-use crate::raw::{pin_process, placement};
+use crate::raw::{pin_all, pin_process, placement};
 use crate::report::{Row, print, write_table};
 use crate::scratch::Scratch;
 
@@ -276,11 +276,9 @@ fn words(o: &TxOptions) -> io::Result<()> {
     let config = Config::load(&made.file).map_err(io::Error::other)?;
     let volume =
         Volume::attach_with(&config, "a", Some("v"), |_, _| {}).map_err(io::Error::other)?;
-    if let Some(cpu) = made.cpu {
-        // The engine's threads too: beside the mirror, which looks for records all the time, they would
-        // take its turns, where a machine has two processors.
-        pin_process(std::process::id(), cpu)?;
-    }
+    // The engine's threads too: beside the mirror, which looks for records all the time, they would
+    // take its turns, where a machine has two processors.
+    let _tied = made.cpu.map(pin_all).transpose()?;
     warm_logs(&volume)?;
     for count in COUNTS {
         one_count(o, count, &volume, pool.as_ref().ok())?;

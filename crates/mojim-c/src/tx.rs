@@ -171,8 +171,8 @@ pub extern "C-unwind" fn mojim_tx_failed() -> c_int {
     tx::failed()
 }
 
-/// `mojim_tx_thread_1`: the number is that of the layout.
+/// `mojim_tx_thread_2`: the number is that of the layout.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn mojim_tx_thread_1() -> *mut c_void {
+pub extern "C-unwind" fn mojim_tx_thread_2() -> *mut c_void {
     tx::thread_log().cast()
 }

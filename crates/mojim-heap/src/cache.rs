@@ -5,6 +5,8 @@
 //!
 //! Invariants:
 //! - Only its thread uses a cache, but for the few words that [`forget`] and [`tell_begun`] write.
+//! - While a transaction of the thread is open no call is without a lock: the thread's word of its caches
+//!   ([`Cached`]) says so. Whoever begins or ends a transaction sets it ([`mojim_undo::Log`]).
 //! - A cache whose key is not its heap's holds nothing: the heap was closed, or rolled back. Calls
 //!   without a lock see it by the capacity and the handle, which are not the heap's any more.
 //! - `ready`: blocks that are free as of the last commit. `freed` and `away`: blocks that the thread
@@ -21,8 +23,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
 use std::sync::{Mutex, MutexGuard};
 
 use mojim_format::heap::{ALLOCATED, FREE, UNIT};
+use mojim_undo::Cached;
 
-use crate::classes::{CLASSES, class_for};
+use crate::classes::{CLASSES, ENTRIES, LIST, entry_for};
 use crate::owners;
 use crate::slabs::{Place, Quick, Slabs, state};
 use crate::tls;
@@ -54,24 +57,34 @@ struct Cache {
     told: Told,
     base: usize,
     quick: *const Quick,
-    /// How many levels of a transaction the thread has open.
-    open: Cell<*const u32>,
     heap: &'static dyn Keeper,
     blocks: Blocks,
+    /// Where the lists are for each entry of [`classes::LIST`](crate::classes::LIST), in bytes from the first.
+    lists_at: [u16; ENTRIES],
 }
+
+const LISTS_AT: [u16; ENTRIES] = {
+    let mut all = [0; ENTRIES];
+    let mut i = 0;
+    while i < ENTRIES {
+        all[i] = LIST[i] as u16 * size_of::<Lists>() as u16;
+        i += 1;
+    }
+    all
+};
 
 // A thread without a cache has zeros in place of one: no heap has that handle, and no address is in it.
 const _: () = assert!(size_of::<Cache>() <= tls::ZEROS);
 
 impl Cache {
-    /// Its list of a class, without a look at whether there is such a class.
+    /// Its list of freed blocks of a class, so many bytes from the first class's.
     ///
     /// # Safety
-    /// The class is below [`CLASSES`], and the cache is the calling thread's.
+    /// `at` is the size of [`Lists`] times a class, and the cache is the calling thread's.
     #[inline(always)]
-    unsafe fn freed<'a>(c: *mut Cache, class: usize) -> &'a mut Stack {
+    unsafe fn freed_at(c: *mut Cache, at: usize) -> *mut Stack {
         // SAFETY: the caller's promise.
-        unsafe { &mut (*(&raw mut (*c).blocks.lists).cast::<Lists>().add(class)).freed }
+        unsafe { &raw mut (*(&raw mut (*c).blocks.lists).cast::<Lists>().byte_add(at)).freed }
     }
 }
 
@@ -217,20 +230,21 @@ static NONE_OPEN: u32 = 0;
 /// one, and the thread has no transaction open.
 #[inline(always)]
 pub fn malloc(handle: usize, size: usize) -> Option<*mut u8> {
-    let c: *mut Cache = tls::get().cast();
+    let c: *mut Cache = tls::now().cast();
     // SAFETY: a cache of this thread, which lasts until the thread ends, or zeros, which have no block.
-    // What `open` points to lasts as long.
     unsafe {
         if (*c).told.handle.load(Relaxed) != handle {
             return None;
         }
-        let freed = Cache::freed(c, class_for(size)?);
-        let top = freed.top;
-        if top == freed.first || *(*c).open.get() != 0 {
+        let entry = entry_for(size)?;
+        let at = (&raw const (*c).lists_at).cast::<u16>().add(entry).read();
+        let freed = Cache::freed_at(c, at as usize);
+        let top = (*freed).top;
+        if top == (*freed).first {
             return None;
         }
         let top = top.wrapping_sub(1);
-        freed.top = top;
+        (*freed).top = top;
         state((*top).state).store(ALLOCATED, Relaxed);
         Some((*top).ptr)
     }
@@ -240,25 +254,49 @@ pub fn malloc(handle: usize, size: usize) -> Option<*mut u8> {
 /// takes no lock and nothing is wrong.
 #[inline(always)]
 pub fn free(ptr: *mut u8) -> bool {
-    let c: *mut Cache = tls::get().cast();
+    let c: *mut Cache = tls::now().cast();
     // SAFETY: as for `malloc`; zeros have no address. A heap's lines are never dropped, and there is one
     // for each unit; the class is below `CLASSES`.
     unsafe {
         let offset = (ptr as usize).wrapping_sub((*c).base);
-        if offset >= (*c).told.capacity.load(Relaxed) || *(*c).open.get() != 0 {
+        if offset >= (*c).told.capacity.load(Relaxed) {
             return false;
         }
         let quick = &*(*c).quick.add(offset / UNIT);
-        let Some((class, p)) = quick.find(ptr as usize) else {
+        let Some(found) = quick.find(ptr as usize) else {
             return false;
         };
+        if found.owner != (*c).blocks.owner {
+            return free_away(c, found.place);
+        }
+        put(
+            c,
+            Cache::freed_at(c, found.class * size_of::<Lists>()),
+            found.place,
+        )
+    }
+}
+
+/// [`free`] of a block of another thread's slab. Not inlined: else the usual case would choose by a value
+/// and wait for it, in place of a branch that is guessed rightly.
+#[cold]
+#[inline(never)]
+unsafe fn free_away(c: *mut Cache, p: Place) -> bool {
+    // SAFETY: the calling thread's cache, and a block of its heap.
+    unsafe { put(c, &raw mut (*c).blocks.away, p) }
+}
+
+/// Frees a block into this list, if there is room and the block is allocated.
+///
+/// # Safety
+/// `c` is the calling thread's cache, `freed` a list of it, and `p` a place of its heap.
+#[inline(always)]
+unsafe fn put(c: *mut Cache, freed: *mut Stack, p: Place) -> bool {
+    // SAFETY: the caller's promise; below `end` there is room.
+    unsafe {
         let byte = state(p.state);
-        let freed = match quick.owner() == (*c).blocks.owner {
-            true => Cache::freed(c, class),
-            false => &mut (*c).blocks.away,
-        };
-        let top = freed.top;
-        if byte.load(Relaxed) != ALLOCATED || top == freed.end {
+        let top = (*freed).top;
+        if byte.load(Relaxed) != ALLOCATED || top == (*freed).end {
             return false;
         }
         byte.store(FREE, Relaxed);
@@ -271,7 +309,7 @@ pub fn free(ptr: *mut u8) -> bool {
         // Two stores: where the compiler makes it one of 16 bytes, a load of a half waits for it.
         (&raw mut (*top).ptr).write(p.ptr);
         (&raw mut (*top).state).write(p.state);
-        freed.top = top.wrapping_add(1);
+        (*freed).top = top.wrapping_add(1);
         true
     }
 }
@@ -331,22 +369,30 @@ thread_local! {
     static OPEN: Cell<*const u32> = const { Cell::new(&raw const NONE_OPEN) };
 }
 
-/// From here on a transaction of the calling thread is open while `*levels` is not 0. Null: never.
+/// From here on a transaction of the calling thread is open while `*levels` is not 0. Null: never. Now
+/// none is. What is returned lasts as long as the thread.
 ///
 /// # Safety
 /// `levels` stays until the next call, and is changed by the calling thread only.
-pub unsafe fn set_open(levels: *const u32) {
-    let levels = match levels.is_null() {
+pub unsafe fn set_open(levels: *const u32) -> *mut Cached {
+    OPEN.set(match levels.is_null() {
         true => &raw const NONE_OPEN,
         false => levels,
-    };
-    OPEN.set(levels);
-    let _ = MINE.try_with(|mine| {
-        for slot in &mine.borrow().0 {
-            // SAFETY: made by `Slot::new`, and not released.
-            unsafe { (*slot.0).open.set(levels) };
-        }
     });
+    tls::cached()
+}
+
+/// The calling thread uses this cache last, or none.
+fn use_last(c: *mut u8) {
+    let cached = tls::cached();
+    // SAFETY: the calling thread's own words; the levels are, too (`set_open`).
+    unsafe {
+        (*cached).last = c;
+        (*cached).now = match *OPEN.get() {
+            0 => c,
+            _ => (*cached).none,
+        };
+    }
 }
 
 /// All caches of a thread, and its number.
@@ -374,7 +420,7 @@ impl Slot {
             },
             base: shared.slabs.base(),
             quick: shared.slabs.quick(),
-            open: Cell::new(OPEN.get()),
+            lists_at: LISTS_AT,
             heap,
             blocks: Blocks {
                 stamp: 0,
@@ -411,7 +457,7 @@ impl Slot {
 
 impl Drop for Mine {
     fn drop(&mut self) {
-        tls::set(tls::none());
+        use_last(tls::none());
         for slot in self.0.drain(..) {
             if slot.is_valid() {
                 // A panic would end the process here. What is not taken back is free on disk.
@@ -432,7 +478,8 @@ impl Drop for Mine {
 /// Only the calling thread may use them, and only until it calls anything that uses a cache.
 #[inline(always)]
 pub fn last_used<K: Keeper>(heap: &'static K) -> *mut Blocks {
-    let p: *mut Cache = tls::get().cast();
+    // SAFETY: the calling thread's own words.
+    let p: *mut Cache = unsafe { (*tls::cached()).last }.cast();
     // SAFETY: a cache of this thread, which lasts until the thread ends, or zeros; no heap has key 0.
     unsafe {
         match (*p).blocks.is_of(heap) {
@@ -482,12 +529,12 @@ fn find<K: Keeper>(heap: &'static K) -> *mut Blocks {
     });
     match found {
         Ok(p) => {
-            tls::set(p.cast());
+            use_last(p.cast());
             // SAFETY: made by `Slot::new`, and not released.
             unsafe { &raw mut (*p).blocks }
         }
         Err(_) => {
-            tls::set(tls::none());
+            use_last(tls::none());
             null_mut()
         }
     }

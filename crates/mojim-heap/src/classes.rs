@@ -21,9 +21,12 @@ const STEP: usize = 256;
 /// The last entry that is by grains.
 const GRAINS: usize = BY_GRAIN / GRAIN;
 
+/// Entries of the list.
+pub const ENTRIES: usize = GRAINS + 1 + MOST / STEP + 1;
+
 /// The class of each number of grains, then of each number of steps.
-static LIST: [u8; GRAINS + 1 + MOST / STEP + 1] = {
-    let mut list = [0; GRAINS + 1 + MOST / STEP + 1];
+pub static LIST: [u8; ENTRIES] = {
+    let mut list = [0; ENTRIES];
     let mut i = 0;
     while i < list.len() {
         let size = match i <= GRAINS {
@@ -39,14 +42,19 @@ static LIST: [u8; GRAINS + 1 + MOST / STEP + 1] = {
 /// The class that serves `size` bytes, below [`CLASSES`]; `None` beyond [`MOST`].
 #[inline(always)]
 pub fn class_for(size: usize) -> Option<usize> {
-    let i = if size <= BY_GRAIN {
+    Some(LIST[entry_for(size)?] as usize)
+}
+
+/// Which entry of the list is that of `size` bytes; `None` beyond [`MOST`].
+#[inline(always)]
+pub fn entry_for(size: usize) -> Option<usize> {
+    Some(if size <= BY_GRAIN {
         size.div_ceil(GRAIN)
     } else if size <= MOST {
         GRAINS + 1 + size.div_ceil(STEP)
     } else {
         return None;
-    };
-    Some(LIST[i] as usize)
+    })
 }
 
 /// The class that serves `size` bytes, which must be at most [`MOST`].

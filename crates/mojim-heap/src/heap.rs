@@ -129,19 +129,21 @@ pub struct HeldRoot {
     heap: &'static Inner,
     place: usize,
     owner: usize,
-    /// What was there before.
-    former: [u8; ROOT_LEN],
+    /// What was there.
+    before: Box<[u8; ROOT_LEN]>,
 }
 
 impl HeldRoot {
-    /// Puts back what was there before.
-    pub fn restore(&self) {
-        // In a child a thread of the parent may have held the lock at the fork; nobody else reads there.
-        let held = (!mojim_memory::fork::is_forked()).then(|| lock(&self.heap.roots));
-        let to = (self.heap.base + root_at(self.place)) as *mut u8;
-        // SAFETY: a root of the head, which is mapped, and which only the holder of `roots` reads or writes.
-        unsafe { to.copy_from_nonoverlapping(self.former.as_ptr(), ROOT_LEN) };
-        drop(held);
+    /// Puts back what was there. Other threads, which look at all roots, see no half of it.
+    pub fn take_back(&self) {
+        // A thread of the parent may have held the lock at the fork.
+        let _held = (!mojim_memory::fork::is_forked()).then(|| lock(&self.heap.roots));
+        // SAFETY: a root of the head, which only the holder of `roots` writes.
+        unsafe {
+            self.heap
+                .at_root(self.place)
+                .copy_from(self.before.as_ptr(), ROOT_LEN)
+        };
     }
 }
 
@@ -173,6 +175,8 @@ pub struct Inner {
     roots: Mutex<Vec<Changed>>,
     /// The last sync that has succeeded.
     synced: AtomicU64,
+    /// Held while all of the heap is read, to be committed; and by a thread that ends, which ends slabs.
+    whole: Mutex<()>,
     closed: AtomicBool,
     /// Grows from one opened heap to the next.
     number: u64,
@@ -329,6 +333,16 @@ impl Heap {
     /// the heap, and none may follow.
     pub fn close(self) -> Result<()> {
         let _alone = self.alone()?;
+        self.end()
+    }
+
+    /// [`Heap::close`] of a heap of which no open transaction has noted anything: it waits for none.
+    pub fn close_unused(self) -> Result<()> {
+        mojim_memory::fork::check_fork()?;
+        self.end()
+    }
+
+    fn end(self) -> Result<()> {
         let _changes = lock(&CHANGES);
         let inner = self.0;
         if inner.closed.swap(true, AcqRel) {
@@ -579,7 +593,9 @@ impl Heap {
         // What other threads freed before they could see this number is in memory from here on.
         let _alone = self.alone()?;
         inner.check_whole()?;
+        let whole = lock(&inner.whole);
         inner.space.sync(&inner.shared.slabs.mappings())?;
+        drop(whole);
         inner.synced.fetch_max(this, SeqCst);
         inner.settle_freed(this);
         Ok(())
@@ -667,9 +683,9 @@ impl Heap {
         Ok(())
     }
 
-    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes, which are to be
-    /// committed. What it returns takes it back ([`HeldRoot::restore`]: a reader of roots in another thread
-    /// sees no half), and is dropped when the transaction is committed or taken back.
+    /// [`Heap::set_root`] for a transaction: before it stores, calls `log` with the bytes, which a commit
+    /// has to commit. The caller drops what it returns when the transaction is committed; or, when it is
+    /// taken back, behind [`HeldRoot::take_back`].
     pub fn set_root_with(
         self,
         name: &str,
@@ -704,12 +720,12 @@ impl Heap {
             true => [0; ROOT_LEN],
             false => root.encode(),
         };
-        let to = (inner.base + root_at(at)) as *mut u8;
+        let to = inner.at_root(at);
         log(to, ROOT_LEN)?;
-        let mut before = [0; ROOT_LEN];
+        let mut before = Box::new([0; ROOT_LEN]);
         // SAFETY: a root of the head, which only the holder of `roots` writes.
         unsafe {
-            before.as_mut_ptr().copy_from(to, ROOT_LEN);
+            to.copy_to_nonoverlapping(before.as_mut_ptr(), ROOT_LEN);
             to.copy_from_nonoverlapping(bytes.as_ptr(), ROOT_LEN);
         }
         let owner = mojim_undo::me();
@@ -722,7 +738,7 @@ impl Heap {
             heap: inner,
             place: at,
             owner,
-            former: before,
+            before,
         })
     }
 }
@@ -1056,11 +1072,15 @@ impl Inner {
         Ok((at, roots.swap_remove(at).map(|r| r.name)))
     }
 
+    /// The `i`th root's place.
+    fn at_root(&self, i: usize) -> *mut u8 {
+        (self.base + root_at(i)) as *mut u8
+    }
+
     fn roots(&self) -> Result<Vec<Option<Root>>> {
         let all = (0..MAX_ROOTS).map(|i| {
-            let at = (self.base + root_at(i)) as *const u8;
             // SAFETY: a root of the head, which is mapped.
-            let bytes = unsafe { std::slice::from_raw_parts(at, ROOT_LEN) };
+            let bytes = unsafe { std::slice::from_raw_parts(self.at_root(i), ROOT_LEN) };
             Root::decode(bytes).map_err(|e| self.name.damaged(e))
         });
         all.collect()
@@ -1102,6 +1122,7 @@ impl Keeper for Inner {
         if mojim_memory::fork::is_forked() {
             return;
         }
+        let _whole = lock(&self.whole);
         // The heap may have been closed or rolled back meanwhile.
         let _changes = lock(&CHANGES);
         if !cache.is_of(self) {
@@ -1201,6 +1222,7 @@ impl Name {
             freed: Mutex::new([const { Vec::new() }; CLASSES + 1]),
             roots: Mutex::default(),
             synced: AtomicU64::new(0),
+            whole: Mutex::default(),
             closed: AtomicBool::new(false),
             number: new_key(),
             torn: AtomicBool::new(false),

@@ -182,18 +182,26 @@ pub struct Quick {
     states: AtomicUsize,
     /// 2^64 divided by the size of a block, rounded up.
     inverse: AtomicU64,
-    class: AtomicU32,
-    owner: AtomicU32,
+    /// The class in the upper half, the thread whose slab it is in the lower one.
+    whose: AtomicU64,
 }
 
 // SAFETY: atomics only.
 unsafe impl Zeroed for Quick {}
 
+/// A block that may be freed without a lock.
+pub struct Found {
+    pub place: Place,
+    pub class: usize,
+    /// The thread whose slab it lies in.
+    pub owner: u32,
+}
+
 impl Quick {
-    /// The block that begins at `ptr`, which lies in the unit, with its class. It may be one behind the
-    /// slab's last, whose state byte is 0.
+    /// The block that begins at `ptr`, which lies in the unit. It may be one behind the slab's last, whose
+    /// state byte is 0.
     #[inline(always)]
-    pub fn find(&self, ptr: usize) -> Option<(usize, Place)> {
+    pub fn find(&self, ptr: usize) -> Option<Found> {
         let inverse = self.inverse.load(Acquire);
         let offset = ptr.wrapping_sub(self.start.load(Relaxed));
         // Exact, since offset and size are below 2^32: the upper half is the quotient, and the lower
@@ -208,20 +216,23 @@ impl Quick {
             ptr: ptr as *mut u8,
             state: state as *mut u8,
         };
-        Some((self.class.load(Relaxed) as usize, place))
+        let whose = self.whose.load(Relaxed);
+        Some(Found {
+            place,
+            class: (whose >> 32) as usize,
+            owner: whose as u32,
+        })
     }
 
-    /// The thread whose slab it is.
-    #[inline(always)]
-    pub fn owner(&self) -> u32 {
-        self.owner.load(Relaxed)
+    fn set_owner(&self, slab: &Slab) {
+        let whose = u64::from(slab.class()) << 32 | u64::from(slab.owner());
+        self.whose.store(whose, Relaxed);
     }
 
     fn set(&self, slab: &Slab) {
-        self.owner.store(slab.owner(), Relaxed);
+        self.set_owner(slab);
         self.start.store(slab.start.load(Relaxed), Relaxed);
         self.states.store(slab.states.load(Relaxed), Relaxed);
-        self.class.store(u32::from(slab.class()), Relaxed);
         let inverse = u64::MAX / slab.size() as u64 + 1;
         self.inverse.store(inverse, Release);
     }
@@ -518,7 +529,7 @@ impl Slabs {
         if slab.owner.swap(owner, Relaxed) != owner {
             let first = (slab.start.load(Relaxed) - self.base) / UNIT;
             for u in first..first + units_of(slab.class() as usize) {
-                self.quick[u].owner.store(owner, Relaxed);
+                self.quick[u].set_owner(slab);
             }
         }
     }

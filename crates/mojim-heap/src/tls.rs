@@ -1,4 +1,5 @@
-//! One pointer a thread, read by two instructions.
+//! A thread's word of its caches ([`Cached`](mojim_undo::Cached)): of them the one that calls without a lock use is
+//! read by two instructions.
 //!
 //! In a shared library a `thread_local!` is a call on each access, which took a third of the
 //! time of `malloc`. So the variable is declared to the assembler, and read by the
@@ -24,21 +25,25 @@ pub fn none() -> *mut u8 {
 mod imp {
     use std::arch::{asm, global_asm};
 
+    use mojim_undo::Cached;
+
     global_asm!(
         ".pushsection .tdata.mojim_heap_cache,\"awT\",@progbits",
         ".globl mojim_heap_cache",
         ".hidden mojim_heap_cache",
         ".type mojim_heap_cache, @object",
-        ".size mojim_heap_cache, 8",
+        ".size mojim_heap_cache, 24",
         ".p2align 3",
         "mojim_heap_cache:",
+        ".quad {none}",
+        ".quad {none}",
         ".quad {none}",
         ".popsection",
         none = sym super::NONE,
     );
 
     #[inline(always)]
-    pub fn get() -> *mut u8 {
+    pub fn now() -> *mut u8 {
         let p: *mut u8;
         // SAFETY: reads the calling thread's variable, which is declared above.
         unsafe {
@@ -52,34 +57,45 @@ mod imp {
         p
     }
 
-    pub fn set(p: *mut u8) {
-        // SAFETY: writes the calling thread's variable, which is declared above.
+    #[inline(always)]
+    pub fn cached() -> *mut Cached {
+        let p: *mut Cached;
+        // SAFETY: the address of the calling thread's variable, which is declared above: the thread's
+        // block begins with its own address.
         unsafe {
             asm!(
-                "mov {o}, qword ptr [rip + mojim_heap_cache@GOTTPOFF]",
-                "mov qword ptr fs:[{o}], {p}",
-                o = out(reg) _,
-                p = in(reg) p,
-                options(nostack, preserves_flags),
+                "mov {p}, qword ptr [rip + mojim_heap_cache@GOTTPOFF]",
+                "add {p}, qword ptr fs:[0]",
+                p = out(reg) p,
+                options(nostack, readonly),
             );
         }
+        p
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 mod imp {
-    use std::cell::Cell;
+    use std::cell::UnsafeCell;
 
-    thread_local!(static CACHE: Cell<*mut u8> = const { Cell::new((&raw const super::NONE).cast_mut().cast()) });
+    use mojim_undo::Cached;
+
+    const NONE: *mut u8 = (&raw const super::NONE).cast_mut().cast();
+
+    thread_local!(static CACHED: UnsafeCell<Cached> = const {
+        UnsafeCell::new(Cached { now: NONE, last: NONE, none: NONE })
+    });
 
     #[inline]
-    pub fn get() -> *mut u8 {
-        CACHE.get()
+    pub fn now() -> *mut u8 {
+        // SAFETY: the calling thread's own.
+        unsafe { (*cached()).now }
     }
 
-    pub fn set(p: *mut u8) {
-        CACHE.set(p);
+    #[inline]
+    pub fn cached() -> *mut Cached {
+        CACHED.with(UnsafeCell::get)
     }
 }
 
-pub use imp::{get, set};
+pub use imp::{cached, now};

@@ -23,7 +23,7 @@ global_asm!(
 
 unsafe extern "C-unwind" {
     /// libmojim.so's; its number is that of the layout of [`Log`].
-    fn mojim_tx_thread_1() -> *mut Log;
+    fn mojim_tx_thread_2() -> *mut Log;
 }
 
 /// The calling thread's log; null before its first block.
@@ -63,7 +63,7 @@ fn variable() -> *mut *mut Log {
 pub(crate) fn fetch() -> *mut Log {
     loop {
         // SAFETY: no preconditions.
-        let log = unsafe { mojim_tx_thread_1() };
+        let log = unsafe { mojim_tx_thread_2() };
         if log.is_null() {
             std::thread::sleep(Duration::from_millis(10));
             continue;

@@ -7,14 +7,13 @@
 //! - A block that is taken is given back if the level is taken back.
 //! - A block that is freed can be given out again after the commit only.
 
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use mojim_env::{Error, Result};
-use mojim_heap::{ALLOCATED, Block, FREE, Heap, HeldRoot};
+use mojim_heap::{ALLOCATED, Block, FREE, Heap};
 use mojim_undo::Log;
 
-use crate::explicit::{add, add_new, atomically, is_open, on_abort};
+use crate::explicit::{add, add_new, atomically, is_open};
 use crate::object::{Later, Thread, no_memory, push_later};
 use crate::thread::known;
 
@@ -115,12 +114,6 @@ pub unsafe fn pfree(pointer: *mut *mut u8) -> Result<()> {
     })
 }
 
-/// A root as it was before the transaction.
-unsafe extern "C-unwind" fn restore(root: *mut c_void) {
-    // SAFETY: what `set_root` gave; it lives until the level has been taken back.
-    unsafe { (*root.cast::<HeldRoot>()).restore() };
-}
-
 /// As [`Heap::set_root`], in the calling thread's transaction if one is open.
 pub fn set_root(heap: Heap, name: &str, ptr: *mut u8, kind: &str) -> Result<()> {
     match is_open() {
@@ -129,15 +122,9 @@ pub fn set_root(heap: Heap, name: &str, ptr: *mut u8, kind: &str) -> Result<()> 
             if unsafe { (*known()).later.try_reserve(1) }.is_err() {
                 return Err(no_memory());
             }
-            // SAFETY: bytes of the heap, which stays while it is used. An abort takes them back below.
-            let mut fresh = |p: *mut u8, n| unsafe { add_new(p, n) };
-            let held = Box::new(heap.set_root_with(name, ptr, kind, &mut fresh)?);
-            let arg = std::ptr::from_ref(&*held).cast_mut();
-            // SAFETY: it is dropped when the level has been taken back, or after the commit.
-            if let Err(e) = unsafe { on_abort(restore, arg.cast()) } {
-                held.restore();
-                return Err(e);
-            }
+            // An abort does not restore them: the root takes itself back, under the lock of roots.
+            // SAFETY: bytes of the heap, which stays while it is used.
+            let held = heap.set_root_with(name, ptr, kind, &mut |p, n| unsafe { add_new(p, n) })?;
             // SAFETY: as above. There is room for it.
             assert!(push_later(unsafe { &mut *known() }, Later::Root(held)));
             Ok(())

@@ -163,7 +163,8 @@ pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
         Log::take_back(log, level.mark, dead);
         let undone = (*t).later.drain(level.later as usize..).rev();
         undone.for_each(|what| match what {
-            Later::Call(..) | Later::Freed(..) | Later::Root(_) => {}
+            Later::Call(..) | Later::Freed(..) => {}
+            Later::Root(held) => held.take_back(),
             Later::Taken(heap, block) => heap.give(block),
         });
         (*log).later = level.later;

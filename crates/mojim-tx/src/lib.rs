@@ -28,4 +28,5 @@ pub use explicit::{
     Tx, abort, add, add_new, atomically, begin, commit, depth, end_quickly, is_open, on_abort,
     on_commit, unmapping,
 };
+pub use object::no_memory;
 pub use thread::thread_log;

@@ -21,7 +21,7 @@ pub(crate) enum Later {
     /// The block was freed: it is the heap's again after the commit.
     Freed(Heap, Block),
     /// The place of a root was changed: no other transaction changes it until the end.
-    Root(#[expect(dead_code, reason = "it is dropped at the end")] Box<HeldRoot>),
+    Root(HeldRoot),
 }
 
 /// A thread's transaction.
@@ -44,7 +44,8 @@ const LEVELS: u32 = 8;
 /// A log of more words than these gives its room back after the transaction.
 const MOST_KEPT: usize = 128 << 10;
 
-pub(crate) fn no_memory() -> Error {
+/// The error of a transaction that gets no memory.
+pub fn no_memory() -> Error {
     Error::io("a transaction", &mojim_env::reserve::none_left())
 }
 

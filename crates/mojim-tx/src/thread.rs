@@ -110,7 +110,7 @@ fn make() -> Result<*mut Thread> {
 fn known_from_here(t: *mut Thread) {
     MINE.set(t);
     // SAFETY: the calling thread's own, which stays.
-    unsafe { mojim_heap::set_open(&raw const (*t).log.depth) };
+    unsafe { (*t).log.cached = mojim_heap::set_open(&raw const (*t).log.depth) };
 }
 
 /// The thread that had `t` ends.
@@ -131,6 +131,7 @@ fn ended(t: *mut Thread) {
         commit::thread_ends(t);
         MINE.set(null_mut());
         mojim_heap::set_open(null_mut());
+        (*t).log.cached = null_mut();
         release(&mut (*t).log, 0);
         (*t).ranges = Vec::new();
         (*t).later = Vec::new();

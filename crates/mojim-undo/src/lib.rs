@@ -12,5 +12,5 @@
 mod log;
 mod open;
 
-pub use log::{Entry, Level, Log, Slow};
+pub use log::{Cached, Entry, Level, Log, Slow};
 pub use open::{Alone, Mark, alone, alone_within, me, register};

@@ -70,6 +70,17 @@ pub struct Level {
     pub number: u32,
 }
 
+/// Which of its caches of heaps a thread uses without a lock. Only the thread uses it.
+#[repr(C)]
+pub struct Cached {
+    /// The one that it used last; none while a transaction of the thread is open.
+    pub now: *mut u8,
+    /// The one that it used last.
+    pub last: *mut u8,
+    /// None.
+    pub none: *mut u8,
+}
+
 /// A thread's transaction, as both libraries know it.
 #[repr(C)]
 pub struct Log {
@@ -97,6 +108,8 @@ pub struct Log {
     pub noted: *mut *mut Log,
     /// What libmojim.so does.
     pub slow: &'static Slow,
+    /// The thread's word of its caches, or null.
+    pub cached: *mut Cached,
 }
 
 /// An entry of the log.
@@ -131,6 +144,7 @@ impl Log {
             unthrown: std::ptr::null_mut(),
             noted: std::ptr::null_mut(),
             slow,
+            cached: std::ptr::null_mut(),
         }
     }
 
@@ -203,6 +217,9 @@ impl Log {
                     ((*log).slow.wait)(log);
                 }
                 (*log).begun = (*log).begun.wrapping_add(1);
+                if let Some(cached) = (*log).cached.as_mut() {
+                    cached.now = cached.none;
+                }
             }
             let level = (*log).levels.add(depth as usize);
             (*level).mark = ((*log).top as usize - (*log).base as usize) / WORD;
@@ -231,7 +248,7 @@ impl Log {
                     return false;
                 }
                 (*log).depth = 0;
-                (*log).mark.lower();
+                (*log).ended();
                 return true;
             }
             (*log).depth = depth - 1;
@@ -239,11 +256,20 @@ impl Log {
         }
     }
 
+    #[inline(always)]
+    fn ended(&mut self) {
+        // SAFETY: the word of the thread whose log it is.
+        if let Some(cached) = unsafe { self.cached.as_mut() } {
+            cached.now = cached.last;
+        }
+        self.mark.lower();
+    }
+
     /// Nothing is open any more.
     pub fn close(&mut self) {
         self.top = self.base;
         (self.depth, self.later, self.broken) = (0, 0, 0);
-        self.mark.lower();
+        self.ended();
     }
 
     /// Ends the innermost level, after it was taken back.
@@ -571,6 +597,42 @@ mod tests {
         unsafe { *arg.cast::<u32>() += 1 };
     }
 
+    /// While a transaction is open, at any depth and however it ends, the thread uses no cache of a heap
+    /// without a lock: what it would free there, no abort would take back.
+    #[test]
+    fn no_cache_is_used_within_a_transaction() {
+        let [mut cache, mut zeros] = [0u8; 2];
+        let (last, none) = (&raw mut cache, &raw mut zeros);
+        let word = Box::into_raw(Box::new(Cached {
+            now: last,
+            last,
+            none,
+        }));
+        let log = Owned::new();
+        // SAFETY: the test's own log and word.
+        unsafe {
+            (*log.0).cached = word;
+            Log::begin(log.0, true);
+            assert_eq!((*word).now, none);
+            Log::begin(log.0, false);
+            assert!(Log::end(log.0));
+            assert_eq!((*word).now, none);
+            assert!(Log::end(log.0));
+            assert_eq!((*word).now, last);
+            Log::begin(log.0, true);
+            Log::begin(log.0, true);
+            (*log.0).drop_level();
+            assert_eq!((*word).now, none);
+            (*log.0).drop_level();
+            assert_eq!((*word).now, last);
+            Log::begin(log.0, false);
+            (*log.0).close();
+            assert_eq!((*word).now, last);
+            (*log.0).cached = std::ptr::null_mut();
+            drop(Box::from_raw(word));
+        }
+    }
+
     /// Both libraries lay a log out alike, or do not load together: the number in the name of the
     /// function by which one gets it from the other is that of this layout. So after a change here
     /// the name gets the next number: in the header, in mojim-c, in mojim-itm, and in this test.
@@ -578,7 +640,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "it reads files")]
     fn a_layout_has_its_number() {
         use std::mem::offset_of;
-        const NUMBER: u32 = 1;
+        const NUMBER: u32 = 2;
         let log = [
             offset_of!(Log, top),
             offset_of!(Log, end),
@@ -594,9 +656,12 @@ mod tests {
             offset_of!(Log, unthrown),
             offset_of!(Log, noted),
             offset_of!(Log, slow),
+            offset_of!(Log, cached),
             size_of::<Log>(),
         ];
-        let expected = [0, 8, 16, 24, 32, 36, 40, 56, 60, 64, 68, 72, 80, 88, 96];
+        let expected = [
+            0, 8, 16, 24, 32, 36, 40, 56, 60, 64, 68, 72, 80, 88, 96, 104,
+        ];
         assert_eq!(log, expected);
         let level = [
             offset_of!(Level, registers),

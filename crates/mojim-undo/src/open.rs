@@ -188,14 +188,17 @@ fn hold(
         fence(SeqCst);
         std::thread::sleep(Duration::from_millis(1));
     }
-    for mark in &*alone.0 {
-        pause(|| !mark.is_up() || !waits(mark));
-    }
-    let others = |m: &&&Mark| m.is_up() && m.owner.load(Relaxed) != me();
-    match alone.0.iter().any(|m| others(&m)) {
-        true => None,
-        false => Some(alone),
-    }
+    // A mark that was down once stands for no transaction: it may be up for a moment, until its thread
+    // sees that it is held.
+    let ends = |mark: &&Mark| {
+        let mut up = true;
+        pause(|| {
+            up = mark.is_up();
+            !up || !waits(mark)
+        });
+        !up || mark.owner.load(Relaxed) == me()
+    };
+    alone.0.iter().all(ends).then_some(alone)
 }
 
 impl Drop for Alone {
@@ -270,10 +273,40 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU64;
 
+    /// The tests use the marks of one another.
+    static ONE_TEST: Mutex<()> = Mutex::new(());
+
+    /// A thread that begins a transaction has its mark up for a moment before it sees that it must wait.
+    /// This was taken for an open transaction: a sync of the heap failed, "a transaction is open in this
+    /// thread".
+    #[test]
+    fn who_must_wait_has_nothing_open() {
+        let _one = ONE_TEST.lock();
+        let marks: [&'static Mark; 2] = [0, 1].map(|_| &*Box::leak(Box::new(Mark::new())));
+        for (i, mark) in marks.iter().enumerate() {
+            mark.owner.store(i + 1, Relaxed);
+            register(mark);
+        }
+        marks[1].raise();
+        let alone = std::thread::spawn(|| alone().is_some());
+        while !marks[0].is_held() {
+            std::thread::yield_now();
+        }
+        // Time to see that the first one is down.
+        std::thread::sleep(Duration::from_millis(5));
+        marks[0].raise();
+        marks[1].lower();
+        // As if it were interrupted here: time to see that the second one is down.
+        std::thread::sleep(Duration::from_millis(5));
+        marks[0].lower();
+        assert!(alone.join().unwrap());
+    }
+
     /// Who is alone sees no transaction half-done: both halves of what threads change are the
     /// same then.
     #[test]
     fn who_is_alone_sees_no_half() {
+        let _one = ONE_TEST.lock();
         static HALVES: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
         static STOP: AtomicBool = AtomicBool::new(false);
         static LOCK: Mutex<()> = Mutex::new(());

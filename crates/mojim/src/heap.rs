@@ -20,7 +20,7 @@ use crate::persistent::{Persistent, Ptr, Stored};
 use crate::volume::Volume;
 
 /// Bytes in front of a block's values: the type's tag, and how many they are.
-const HEAD: usize = 16;
+pub(crate) const HEAD: usize = 16;
 
 /// A heap in a file of a volume: what lies in it is there in the next run, and on the mirror.
 ///
@@ -28,7 +28,7 @@ const HEAD: usize = 16;
 /// pointers in it stay good. A **root** is a name by which the program finds its data. All
 /// changes are made by [`Heap::atomically`]: whole or not at all, durable when it returns.
 ///
-/// Threads share a heap in a `Mutex` or `RwLock`. Dropping it closes it.
+/// Threads share a heap in a `Mutex` or `RwLock`. Dropping it closes it, and waits for nobody.
 ///
 /// Its file is written by this type alone, with `mojim heap move` beside: what another program puts
 /// there is not checked, but for the tags of types.
@@ -74,14 +74,18 @@ impl std::fmt::Debug for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // A failure leaves memory mapped that nobody uses.
-        let _ = self.heap.close();
+        // A transaction borrows the heap, so none that is open has noted anything of it. A failure
+        // leaves memory mapped that nobody uses.
+        let _ = self.heap.close_unused();
         self.volume.unmapped(&self.file);
     }
 }
 
 /// Where a pointer leads: its block, and what is in that.
-fn follow<T: Stored + ?Sized>(heap: mojim_heap::Heap, ptr: Ptr<T>) -> Result<(Block, *mut T)> {
+pub(crate) fn follow<T: Stored + ?Sized>(
+    heap: mojim_heap::Heap,
+    ptr: Ptr<T>,
+) -> Result<(Block, *mut T)> {
     let block = heap.find(ptr.block())?;
     // SAFETY: an allocated block, which has 16 bytes at least and is aligned to them. What is in
     // it changes under a mutable borrow of the heap only.
@@ -94,6 +98,13 @@ fn follow<T: Stored + ?Sized>(heap: mojim_heap::Heap, ptr: Ptr<T>) -> Result<(Bl
         )));
     }
     Ok((block, T::at(block.ptr.wrapping_add(HEAD), count as usize)))
+}
+
+/// What is lent of that to which a pointer leads.
+fn lent<T: Stored + ?Sized>(heap: mojim_heap::Heap, ptr: Ptr<T>) -> Result<*mut T::Target> {
+    let (_, at) = follow(heap, ptr)?;
+    // SAFETY: a value of this type, which does not change meanwhile.
+    unsafe { T::target(heap, at) }.map(|(at, _)| at)
 }
 
 /// How a root names its type: at most 127 bytes.
@@ -142,8 +153,8 @@ impl Heap {
     ///
     /// # Errors
     /// [`Error::Invalid`] if that was freed, or is of another type.
-    pub fn get<T: Stored + ?Sized>(&self, ptr: Ptr<T>) -> Result<&T> {
-        let (_, at) = follow(self.heap, ptr)?;
+    pub fn get<T: Stored + ?Sized>(&self, ptr: Ptr<T>) -> Result<&T::Target> {
+        let at = lent(self.heap, ptr)?;
         // SAFETY: a value of this type (its tag), which stays and does not change while the heap is
         // borrowed.
         Ok(unsafe { &*at })
@@ -248,6 +259,13 @@ impl Heap {
     }
 }
 
+pub(crate) fn check_index(index: usize, len: usize) -> Result<()> {
+    match index < len {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!("index {index} of {len} values"))),
+    }
+}
+
 fn state(block: &Block) -> &AtomicU8 {
     // SAFETY: a state byte of the heap, which is read and written as an atomic.
     unsafe { AtomicU8::from_ptr(block.state) }
@@ -256,6 +274,13 @@ fn state(block: &Block) -> &AtomicU8 {
 /// Blocks that a transaction allocated or freed. After its end, whatever that was, those that are
 /// free are the heap's again. One that was allocated and freed is named twice.
 struct Blocks(mojim_heap::Heap, Vec<Block>);
+
+impl Blocks {
+    /// Has room for two more.
+    fn reserve(&mut self) -> Result<()> {
+        self.1.try_reserve(2).map_err(|_| mojim_tx::no_memory())
+    }
+}
 
 impl Drop for Blocks {
     fn drop(&mut self) {
@@ -287,8 +312,8 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// As [`Heap::get`].
-    pub fn get<T: Stored + ?Sized>(&self, ptr: Ptr<T>) -> Result<&T> {
-        let (_, at) = follow(self.heap, ptr)?;
+    pub fn get<T: Stored + ?Sized>(&self, ptr: Ptr<T>) -> Result<&T::Target> {
+        let at = lent(self.heap, ptr)?;
         // SAFETY: as in `Heap::get`; changes borrow the transaction mutably.
         Ok(unsafe { &*at })
     }
@@ -297,20 +322,24 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// As [`Heap::get`]; `Io` with ENOMEM.
-    pub fn get_mut<T: Stored + ?Sized>(&mut self, ptr: Ptr<T>) -> Result<&mut T> {
-        let (_, at) = follow(self.heap, ptr)?;
+    pub fn get_mut<T: Stored + ?Sized>(&mut self, ptr: Ptr<T>) -> Result<&mut T::Target> {
+        let at = lent(self.heap, ptr)?;
         // SAFETY: a value of the heap, which stays until the transaction's end, since that borrows
         // the heap; nothing else borrows it now.
         unsafe {
-            self.log.add(at.cast(), size_of_val(&*at))?;
+            match size_of_val(&*at) {
+                0 => {}
+                size => self.log.add(at.cast(), size)?,
+            }
             Ok(&mut *at)
         }
     }
 
-    /// One value of a slice, to be changed: only that one is noted and committed.
+    /// One value of a slice or a [`PVec`](crate::PVec), to be changed: only that one is noted and
+    /// committed.
     ///
     /// # Errors
-    /// As [`Tx::get_mut`]; [`Error::Invalid`] if the slice has no such value.
+    /// As [`Tx::get_mut`]; [`Error::Invalid`] if there is no such value.
     ///
     /// ```
     /// # let example = mojim::example::Example::new();
@@ -325,14 +354,12 @@ impl Tx<'_> {
     /// assert_eq!(heap.get(cents)?.iter().sum::<i64>(), 100_000);
     /// # Ok::<(), mojim::Error>(())
     /// ```
-    pub fn at_mut<T: Persistent>(&mut self, ptr: Ptr<[T]>, index: usize) -> Result<&mut T> {
-        let (_, at) = follow(self.heap, ptr)?;
-        if index >= at.len() {
-            return Err(Error::Invalid(format!(
-                "index {index} of {} values",
-                at.len()
-            )));
-        }
+    pub fn at_mut<T: Persistent, S>(&mut self, ptr: Ptr<S>, index: usize) -> Result<&mut T>
+    where
+        S: Stored<Target = [T]> + ?Sized,
+    {
+        let at = lent(self.heap, ptr)?;
+        check_index(index, at.len())?;
         let one = at.cast::<T>().wrapping_add(index);
         // SAFETY: as in `get_mut`.
         unsafe {
@@ -341,24 +368,62 @@ impl Tx<'_> {
         }
     }
 
-    /// A block with so many values, which `fill` writes.
-    fn make<T: Stored + ?Sized>(
+    /// Notes bytes of the heap, which are about to be stored to.
+    pub(crate) fn note<T>(&self, at: *mut T, count: usize) -> Result<()> {
+        match count * size_of::<T>() {
+            0 => Ok(()),
+            // SAFETY: bytes of an allocated block or a state byte, which stay until the
+            // transaction's end.
+            size => unsafe { self.log.add(at.cast(), size) },
+        }
+    }
+
+    /// A block for `T`, to be written by `fill`, and allocated then: `size` bytes, of which the first
+    /// `used` are committed. After an error nothing has changed.
+    pub(crate) fn make_in<T: Stored + ?Sized>(
         &mut self,
         count: usize,
+        [used, size]: [usize; 2],
         fill: impl FnOnce(*mut u8),
     ) -> Result<Ptr<T>> {
-        let size = T::size(count).saturating_add(HEAD);
-        let block = self.heap.take(size, HEAD)?;
+        self.blocks.reserve()?;
+        let block = self.heap.take(size.saturating_add(HEAD), HEAD)?;
         self.blocks.1.push(block);
-        // SAFETY: a free block of so many bytes and its state byte, both this transaction's.
+        self.note(block.state, 1)?;
+        // SAFETY: a free block of so many bytes, this transaction's.
         unsafe {
-            self.log.add(block.state, 1)?;
-            mojim_tx::add_new(block.ptr, size)?;
+            mojim_tx::add_new(block.ptr, HEAD + used)?;
             block.ptr.cast::<[u64; 2]>().write([T::tag(), count as u64]);
         }
         fill(block.ptr.wrapping_add(HEAD));
         state(&block).store(ALLOCATED, Relaxed);
         Ok(Ptr::new(block.ptr).expect("no block is at address 0"))
+    }
+
+    /// A block with so many values, which `fill` writes.
+    pub(crate) fn make<T: Stored + ?Sized>(
+        &mut self,
+        count: usize,
+        fill: impl FnOnce(*mut u8),
+    ) -> Result<Ptr<T>> {
+        let size = T::size(count);
+        self.make_in(count, [size; 2], fill)
+    }
+
+    /// Has a block ready to be freed by [`Tx::release`].
+    pub(crate) fn prepare_release(&mut self, block: &Block) -> Result<()> {
+        self.blocks.reserve()?;
+        self.note(block.state, 1)
+    }
+
+    /// Frees a block.
+    pub(crate) fn release(&mut self, block: Block) {
+        self.blocks.1.push(block);
+        state(&block).store(FREE, Relaxed);
+    }
+
+    pub(crate) fn heap(&self) -> mojim_heap::Heap {
+        self.heap
     }
 
     /// Puts a value into the heap.
@@ -416,11 +481,15 @@ impl Tx<'_> {
     /// # Ok::<(), mojim::Error>(())
     /// ```
     pub fn free<T: Stored + ?Sized>(&mut self, ptr: Ptr<T>) -> Result<()> {
-        let (block, _) = follow(self.heap, ptr)?;
-        // SAFETY: a state byte of the heap.
-        unsafe { self.log.add(block.state, 1)? };
-        self.blocks.1.push(block);
-        state(&block).store(FREE, Relaxed);
+        let (block, at) = follow(self.heap, ptr)?;
+        // SAFETY: a value of this type, which does not change meanwhile.
+        let (_, inner) = unsafe { T::target(self.heap, at)? };
+        self.prepare_release(&block)?;
+        if let Some(inner) = inner {
+            self.prepare_release(&inner)?;
+            self.release(inner);
+        }
+        self.release(block);
         Ok(())
     }
 

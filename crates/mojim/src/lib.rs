@@ -62,6 +62,7 @@ mod persistent;
 mod reader;
 mod region;
 mod region_tx;
+mod vec;
 mod volume;
 
 pub use batch::Batch;
@@ -73,4 +74,5 @@ pub use persistent::{Persistent, Ptr, Stored};
 pub use reader::Reader;
 pub use region::{Region, sync};
 pub use region_tx::RegionTx;
+pub use vec::PVec;
 pub use volume::{MapOptions, Volume};

@@ -155,11 +155,14 @@ impl<T: ?Sized> Ptr<T> {
     }
 }
 
-/// What a block of a heap holds: a [`Persistent`] value, a slice of them, or a `str`.
+/// What a pointer may lead to: a [`Persistent`] value, a slice of them, a `str`, or a
+/// [`PVec`](crate::PVec).
 ///
 /// # Safety
 /// For this crate alone.
 pub unsafe trait Stored: 'static {
+    /// What is lent of it: itself; of a [`PVec`](crate::PVec), a slice.
+    type Target: ?Sized;
     #[doc(hidden)]
     fn name() -> &'static str;
     #[doc(hidden)]
@@ -169,7 +172,17 @@ pub unsafe trait Stored: 'static {
     fn size(count: usize) -> usize;
     #[doc(hidden)]
     fn at(data: *mut u8, count: usize) -> *mut Self;
+    /// What is lent of the value `at`, and the block in which that lies if it is another one.
+    ///
+    /// # Safety
+    /// There is a value, which does not change meanwhile.
+    #[doc(hidden)]
+    unsafe fn target(heap: mojim_heap::Heap, at: *mut Self) -> Lent<Self::Target>;
 }
+
+/// What is lent, and its block.
+#[doc(hidden)]
+pub type Lent<T> = engine::Result<(*mut T, Option<mojim_heap::Block>)>;
 
 /// FNV-1a of a type's tag, size and alignment, and the shapes of its fields.
 #[doc(hidden)]
@@ -199,6 +212,7 @@ pub const fn shape(tag: &str, size: [usize; 2], fields: &[u64]) -> u64 {
 
 // SAFETY: of this crate.
 unsafe impl<T: Persistent> Stored for T {
+    type Target = T;
     fn name() -> &'static str {
         T::TAG
     }
@@ -211,10 +225,14 @@ unsafe impl<T: Persistent> Stored for T {
     fn at(data: *mut u8, _: usize) -> *mut T {
         data.cast()
     }
+    unsafe fn target(_: mojim_heap::Heap, at: *mut T) -> Lent<T> {
+        Ok((at, None))
+    }
 }
 
 // SAFETY: of this crate.
 unsafe impl<T: Persistent> Stored for [T] {
+    type Target = [T];
     fn name() -> &'static str {
         T::TAG
     }
@@ -227,10 +245,14 @@ unsafe impl<T: Persistent> Stored for [T] {
     fn at(data: *mut u8, count: usize) -> *mut [T] {
         std::ptr::slice_from_raw_parts_mut(data.cast(), count)
     }
+    unsafe fn target(_: mojim_heap::Heap, at: *mut [T]) -> Lent<[T]> {
+        Ok((at, None))
+    }
 }
 
 // SAFETY: of this crate.
 unsafe impl Stored for str {
+    type Target = str;
     fn name() -> &'static str {
         "str"
     }
@@ -242,5 +264,8 @@ unsafe impl Stored for str {
     }
     fn at(data: *mut u8, count: usize) -> *mut str {
         std::ptr::slice_from_raw_parts_mut(data, count) as *mut str
+    }
+    unsafe fn target(_: mojim_heap::Heap, at: *mut str) -> Lent<str> {
+        Ok((at, None))
     }
 }

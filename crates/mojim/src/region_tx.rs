@@ -37,6 +37,17 @@ impl Region {
     /// assert_eq!(accounts.as_slice::<i64>()[9], 5);
     /// # Ok::<(), mojim::Error>(())
     /// ```
+    /// The region stays until the transaction has ended:
+    ///
+    /// ```compile_fail,E0505
+    /// # fn f(mut accounts: mojim::Region) {
+    /// let _ = accounts.atomically(|tx| {
+    ///     drop(accounts);
+    ///     tx.as_mut_slice::<i64>(..)?[0] = 5;
+    ///     Ok(())
+    /// });
+    /// # }
+    /// ```
     pub fn atomically<R>(&mut self, f: impl FnOnce(&mut RegionTx<'_>) -> Result<R>) -> Result<R> {
         alone()?;
         mojim_tx::atomically(|log| f(&mut RegionTx { region: self, log }))

@@ -292,6 +292,37 @@ fn a_block_is_given_back_once() {
     assert_eq!(all.len(), 20);
 }
 
+/// A heap, or a region, that is dropped within another one's transaction.
+#[test]
+fn what_is_dropped_in_a_transaction_is_closed() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut a = Heap::open(&volume, "a").unwrap();
+    let mut b = Heap::open(&volume, "b").unwrap();
+    let c = Heap::open(&volume, "c").unwrap();
+    let mut region = volume.map("r", 8).unwrap();
+    region.as_mut_slice::<u8>()[0] = 1;
+    let n = b.root_or("n", || 7u64).unwrap();
+    let m = a.root_or("m", || 1u64).unwrap();
+    a.atomically(|tx| {
+        *tx.get_mut(m)? = 2;
+        drop((b, region));
+        // By another thread, which would wait for this transaction for ever.
+        std::thread::scope(|s| s.spawn(move || drop(c)).join().unwrap());
+        *tx.get_mut(m)? = 3;
+        Ok(())
+    })
+    .unwrap();
+    let b = Heap::open(&volume, "b").unwrap();
+    assert_eq!(*b.get(n).unwrap(), 7);
+    drop(Heap::open(&volume, "c").unwrap());
+    assert_eq!(volume.map("r", 8).unwrap().as_slice::<u8>()[0], 0);
+    drop((a, b));
+    volume.detach().unwrap();
+    let volume = attach(&example);
+    assert_eq!(*Heap::open(&volume, "a").unwrap().get(m).unwrap(), 3);
+}
+
 /// A heap's struct is never freed, and kept its volume: its files stayed open, so that their file system
 /// could not be unmounted.
 #[test]

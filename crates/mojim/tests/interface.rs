@@ -145,3 +145,29 @@ fn threads_may_have_all_but_transactions() {
     both::<MapOptions>();
     both::<Error>();
 }
+
+/// A panic that leaves a transaction takes it back; the region can be used on.
+#[test]
+fn a_panic_takes_a_transaction_of_a_region_back() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut region = volume.map("f", 24).unwrap();
+    let mut changed = |n: u64, ends: fn()| {
+        region.atomically(|tx| {
+            tx.as_mut_slice::<u64>(0..2)?.fill(n);
+            tx.as_mut_slice::<u64>(1..)?.fill(n + 1);
+            ends();
+            Ok(())
+        })
+    };
+    changed(1, || ()).unwrap();
+    let panics = || changed(5, || std::panic::resume_unwind(Box::new("given up")));
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"given up"));
+    assert_eq!(region.as_slice::<u64>(), [1, 2, 2]);
+    region
+        .atomically(|tx| tx.as_mut_slice::<u64>(2..).map(|last| last.fill(9)))
+        .unwrap();
+    drop(region);
+    assert_eq!(volume.map("f", 24).unwrap().as_slice::<u64>(), [1, 2, 9]);
+}

@@ -36,9 +36,31 @@ pub fn pin_thread(cpu: usize) -> io::Result<Pinned> {
     })
 }
 
-/// Ties all threads of another process to one processor, and with them those that they start.
+/// All threads' stay on one processor; ends when it is dropped: all of the process may run where the
+/// thread that tied them could.
+#[derive(Debug)]
+pub struct PinnedAll(rustix::thread::CpuSet);
+
+impl Drop for PinnedAll {
+    fn drop(&mut self) {
+        let _ = allow(std::process::id(), &self.0);
+    }
+}
+
+/// Ties all threads of this process to one processor, and with them those that they start.
+pub fn pin_all(cpu: usize) -> io::Result<PinnedAll> {
+    let before = PinnedAll(rustix::thread::sched_getaffinity(None)?);
+    pin_process(std::process::id(), cpu)?;
+    Ok(before)
+}
+
+/// Ties all threads of a process to one processor, and with them those that they start.
 pub fn pin_process(id: u32, cpu: usize) -> io::Result<()> {
-    let set = one(cpu)?;
+    allow(id, &one(cpu)?)
+}
+
+/// Has all threads of a process run on these processors.
+fn allow(id: u32, set: &rustix::thread::CpuSet) -> io::Result<()> {
     for task in std::fs::read_dir(format!("/proc/{id}/task"))? {
         let task = task?.file_name();
         let task = task.to_str().and_then(|t| t.parse().ok());
@@ -46,7 +68,7 @@ pub fn pin_process(id: u32, cpu: usize) -> io::Result<()> {
         let Some(task) = task.and_then(rustix::process::Pid::from_raw) else {
             continue;
         };
-        match rustix::thread::sched_setaffinity(Some(task), &set) {
+        match rustix::thread::sched_setaffinity(Some(task), set) {
             // The thread ended meanwhile.
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
             Err(e) => return Err(e.into()),
@@ -66,4 +88,50 @@ fn one(cpu: usize) -> io::Result<rustix::thread::CpuSet> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     Ok(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// Threads that ran before, those that began meanwhile, and the calling one.
+    #[test]
+    fn a_process_is_tied_for_a_time() {
+        if std::env::var_os("TIED_PROGRAM").is_none() {
+            // In a process of its own: this one's other tests are not to be tied.
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child.args(["a_process_is_tied_for_a_time", "--test-threads=1"]);
+            assert!(child.env("TIED_PROGRAM", "").status().unwrap().success());
+            return;
+        }
+        let allowed = || rustix::thread::sched_getaffinity(None).unwrap();
+        let before = allowed();
+        let Some((cpu, _)) = placement() else {
+            return; // one processor: nothing to see
+        };
+        let ask = || {
+            let (ask, asked) = channel::<()>();
+            let (answer, answered) = channel();
+            std::thread::spawn(move || {
+                while asked.recv().is_ok() {
+                    answer
+                        .send(rustix::thread::sched_getaffinity(None).unwrap())
+                        .unwrap();
+                }
+            });
+            move || {
+                ask.send(()).unwrap();
+                answered.recv().unwrap()
+            }
+        };
+        let older = ask();
+        assert!(older() == before);
+        let tied = pin_all(cpu).unwrap();
+        let younger = ask();
+        let one = one(cpu).unwrap();
+        assert!(older() == one && younger() == one && allowed() == one);
+        drop(tied);
+        assert!(older() == before && younger() == before && allowed() == before);
+    }
 }

@@ -1,0 +1,272 @@
+//! Vectors in a heap are what a twin in `Vec` says: after each transaction, committed or taken
+//! back, and after the program was killed at any moment.
+//!
+//! VEC_SEED repeats a run, as far as the moments of its kills can be; VEC_KILLS: how often the
+//! program is killed (default 6).
+
+use std::fmt::Debug;
+use std::io::{BufRead, BufReader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use mojim::example::Example;
+use mojim::{Error, Heap, PVec, Persistent, Ptr, Tx, Volume};
+
+fn attach(config: &std::path::Path) -> Volume {
+    Volume::attach(config, "a", None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |v| v.parse().unwrap())
+}
+
+fn seed() -> u64 {
+    let seed = number("VEC_SEED", std::process::id().into());
+    println!("VEC_SEED={seed}");
+    seed
+}
+
+/// Numbers by chance (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+/// One change of a vector and of its twin.
+fn change<T: Persistent + Copy + PartialEq + Debug>(
+    tx: &mut Tx<'_>,
+    vec: Ptr<PVec<T>>,
+    twin: &mut Vec<T>,
+    chance: &mut Chance,
+    value: T,
+) -> mojim::Result<()> {
+    let (len, at) = (twin.len(), chance.below(twin.len() + 1));
+    match chance.below(12) {
+        0..4 => (tx.push(vec, value)?, twin.push(value)).0,
+        4..6 => (tx.insert(vec, at, value)?, twin.insert(at, value)).0,
+        6 => assert_eq!(tx.pop(vec)?, twin.pop()),
+        7 if at < len => assert_eq!(tx.remove(vec, at)?, twin.remove(at)),
+        8 if at < len => assert_eq!(tx.swap_remove(vec, at)?, twin.swap_remove(at)),
+        7 | 8 => {
+            assert!(tx.remove(vec, at).is_err() && tx.swap_remove(vec, at).is_err());
+            assert!(tx.insert(vec, len + 1, value).is_err());
+            assert!(tx.at_mut(vec, len).is_err());
+        }
+        9 if at < len => (*tx.at_mut(vec, at)?, twin[at]) = (value, value),
+        9 => (tx.get_mut(vec)?.reverse(), twin.reverse()).0,
+        10 if chance.below(20) == 0 => (tx.truncate(vec, at)?, twin.truncate(at)).0,
+        _ => {}
+    }
+    assert_eq!(tx.get(vec)?, &twin[..]);
+    Ok(())
+}
+
+/// Transactions of a few changes, of which every third is taken back, by an error or a panic.
+fn as_its_twin<T: Persistent + Copy + PartialEq + Debug>(seed: u64, make: fn(u64) -> T) {
+    let example = Example::new();
+    let mut volume = attach(&example.config());
+    let mut heap = Heap::open(&volume, "vec").unwrap();
+    let (mut twin, mut chance) = (Vec::new(), Chance(seed));
+    for n in 0..200 {
+        let vec = heap.root_vec::<T>("vec").unwrap();
+        let mut next = twin.clone();
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            heap.atomically(|tx| {
+                for _ in 0..chance.below(5) {
+                    let value = make(chance.next());
+                    change(tx, vec, &mut next, &mut chance, value)?;
+                }
+                match n % 6 {
+                    0 => Err(Error::Invalid("given up".into())),
+                    // Says nothing on standard error, unlike `panic!`.
+                    3 => std::panic::resume_unwind(Box::new("given up")),
+                    _ => Ok(()),
+                }
+            })
+        }));
+        match (n % 3, done) {
+            (0, Ok(Err(Error::Invalid(text)))) => assert_eq!(text, "given up"),
+            (0, Err(panic)) => assert_eq!(panic.downcast_ref(), Some(&"given up")),
+            (_, Ok(Ok(()))) => twin = next,
+            (_, done) => panic!("transaction {n}: {done:?}"),
+        }
+        assert_eq!(heap.get(vec).unwrap(), &twin[..], "transaction {n}");
+        if n % 60 == 59 {
+            drop(heap);
+            volume.detach().unwrap();
+            volume = attach(&example.config());
+            heap = Heap::open(&volume, "vec").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_vector_is_as_its_twin() {
+    let seed = seed();
+    as_its_twin(seed, |n| n);
+    as_its_twin(seed, |n| [n as u8; 5]);
+    as_its_twin(seed, |n| [n; 200]); // several to a page
+    as_its_twin(seed, |_| [0u64; 0]);
+}
+
+#[test]
+fn what_a_vector_was_leads_nowhere() {
+    let example = Example::new();
+    let volume = attach(&example.config());
+    let mut heap = Heap::open(&volume, "f").unwrap();
+    let vec = heap.root_vec::<u32>("vec").unwrap();
+    assert!(heap.root::<PVec<i32>>("vec").is_err());
+    assert!(heap.root::<[u32]>("vec").is_err());
+    let mut taken_back = None;
+    let failed = heap.atomically(|tx| {
+        let vec = tx.alloc_vec::<u64>()?;
+        (0..100).try_for_each(|n| tx.push(vec, n))?;
+        taken_back = Some(vec);
+        Err::<(), _>(Error::Invalid("given up".into()))
+    });
+    assert!(failed.is_err() && heap.get(taken_back.unwrap()).is_err());
+    heap.atomically(|tx| {
+        tx.push(vec, 1)?;
+        tx.free(vec)?;
+        assert!(tx.push(vec, 2).is_err() && tx.free(vec).is_err() && tx.get(vec).is_err());
+        tx.remove_root("vec")
+    })
+    .unwrap();
+    assert!(heap.get(vec).is_err());
+    // What it had is used again: blocks of 64 bytes and more, made and freed, need no more room.
+    let round = |heap: &mut Heap| {
+        heap.atomically(|tx| {
+            let vec = tx.alloc_vec::<u64>()?;
+            (0..1000).try_for_each(|n| tx.push(vec, n))?;
+            tx.free(vec)
+        })
+        .unwrap();
+    };
+    (0..3).for_each(|_| round(&mut heap));
+    let size = volume.size("f").unwrap();
+    (0..300).for_each(|_| round(&mut heap));
+    assert_eq!(volume.size("f").unwrap(), size);
+}
+
+/// The two vectors of the program that is killed, and their twins.
+#[derive(Default, Debug, PartialEq)]
+struct Twins(Vec<u64>, Vec<String>);
+
+/// The `n`-th transaction of that program.
+fn transaction(n: u64, heap: &mut Heap) {
+    let vec = heap.root_vec::<u64>("numbers").unwrap();
+    let texts = heap.root_vec::<Ptr<str>>("texts").unwrap();
+    let count = heap.root_or("count", || 0u64).unwrap();
+    heap.atomically(|tx| {
+        let mut chance = Chance(n);
+        for k in 0..3 {
+            let at = chance.below(tx.get(vec)?.len() + 1);
+            match at < tx.get(vec)?.len() && chance.below(5) < 2 {
+                true => tx.remove(vec, at).map(drop)?,
+                false => tx.insert(vec, at, n * 10 + k)?,
+            }
+        }
+        let at = chance.below(tx.get(texts)?.len() + 1);
+        match at < tx.get(texts)?.len() && chance.below(5) < 2 {
+            true => {
+                let text = tx.swap_remove(texts, at)?;
+                tx.free(text)?;
+            }
+            false => {
+                let text = tx.alloc_str(&format!("the {n}th text"))?;
+                tx.push(texts, text)?;
+            }
+        }
+        *tx.get_mut(count)? = n + 1;
+        Ok(())
+    })
+    .unwrap();
+}
+
+impl Twins {
+    /// What [`transaction`] makes of them.
+    fn changed(n: u64, mut twins: Twins) -> Twins {
+        let mut chance = Chance(n);
+        for k in 0..3 {
+            let at = chance.below(twins.0.len() + 1);
+            match at < twins.0.len() && chance.below(5) < 2 {
+                true => drop(twins.0.remove(at)),
+                false => twins.0.insert(at, n * 10 + k),
+            }
+        }
+        let at = chance.below(twins.1.len() + 1);
+        match at < twins.1.len() && chance.below(5) < 2 {
+            true => drop(twins.1.swap_remove(at)),
+            false => twins.1.push(format!("the {n}th text")),
+        }
+        twins
+    }
+}
+
+/// Goes on until it is killed; says how many transactions were committed. For the next test.
+#[test]
+fn program() {
+    let Some(config) = std::env::var_os("VEC_PROGRAM") else {
+        return;
+    };
+    let volume = attach(config.as_ref());
+    let mut heap = Heap::open(&volume, "vec").unwrap();
+    let count = heap.root_or("count", || 0u64).unwrap();
+    println!("\nbegins");
+    for n in *heap.get(count).unwrap().. {
+        transaction(n, &mut heap);
+        println!("committed {}", n + 1);
+    }
+}
+
+#[test]
+fn a_killed_program_has_what_its_twin_had() {
+    let mut chance = Chance(seed());
+    let example = Example::new();
+    let (mut twins, mut counted) = (Twins::default(), 0);
+    for kill in 0..number("VEC_KILLS", 6) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["program", "--exact", "--nocapture", "--test-threads=1"])
+            .env("VEC_PROGRAM", example.config())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|l| l.unwrap() == "begins"));
+        // A kill at any moment is right: this is no wait for something.
+        std::thread::sleep(Duration::from_micros(chance.next() % 50_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = |l: std::io::Result<String>| l.unwrap().strip_prefix("committed ")?.parse().ok();
+        let acknowledged: u64 = lines.filter_map(said).last().unwrap_or(0);
+
+        let volume = attach(&example.config());
+        let mut heap = Heap::open(&volume, "vec").unwrap();
+        let count = *heap
+            .get(heap.root::<u64>("count").unwrap().unwrap())
+            .unwrap();
+        assert!(count >= acknowledged && count >= counted, "kill {kill}");
+        for n in counted..count {
+            twins = Twins::changed(n, twins);
+        }
+        counted = count;
+        let numbers = heap.root_vec("numbers").unwrap();
+        let texts = heap.root_vec("texts").unwrap();
+        let texts = heap.get::<PVec<Ptr<str>>>(texts).unwrap().iter();
+        let texts = texts.map(|t| heap.get(*t).unwrap().to_owned()).collect();
+        let found = Twins(heap.get(numbers).unwrap().to_vec(), texts);
+        assert_eq!(found, twins, "kill {kill}, {count} transactions");
+        println!("kill {kill}: {count} transactions");
+    }
+}
