@@ -62,7 +62,7 @@ int main(int argc, char **argv)
             e.text[i - 8] = (unsigned char)(number + i);
         if (mojim_log_append(log, &e, bytes, NULL) != 0) {
             uint64_t last;
-            if (errno != ENOSPC)
+            if (errno != ENOBUFS)
                 return failed();
             /* Full: the older half goes. */
             mojim_log_ends(log, &at, &last);

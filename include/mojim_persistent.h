@@ -175,9 +175,9 @@ mojim_log_t *mojim_log_open_pmem(const char *path, size_t size, int encoding,
                                  unsigned delay_ns);
 
 /* Appends a record, durably. `position`, unless NULL, gets the record's position. -1 on error:
- * ENOSPC where the ring has no room (nothing has changed; see mojim_log_truncate); those of a
- * sync point: the record is in doubt. It is not to be appended again: a later append that
- * succeeds makes it durable, too. */
+ * ENOBUFS where the ring has no room (nothing has changed; see mojim_log_truncate); those of a
+ * sync point, ENOSPC (the disk is full) among them: the record is in doubt, and within the log's
+ * ends. It is not to be appended again: a later append that succeeds makes it durable, too. */
 int mojim_log_append(mojim_log_t *log, const void *data, size_t n, uint64_t *position);
 
 /* Reads the record at *position into `out`, which has room for n bytes; sets *position to that

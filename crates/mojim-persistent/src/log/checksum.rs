@@ -52,12 +52,17 @@ pub fn append<M: Medium>(ring: &mut Ring<M>, at: u64, record: &[u8]) -> Result<(
     ring.fence()
 }
 
+/// What is stored as the length of the record at a position.
+pub fn len<M: Medium>(ring: &Ring<M>, at: u64) -> u64 {
+    ring.load(at) % (1 << LEN_BITS)
+}
+
 pub fn read<M: Medium>(ring: &Ring<M>, at: u64, room: u64, out: &mut Vec<u8>) -> Option<u64> {
     if room < 2 {
         return None;
     }
     let first = ring.load(at);
-    let len = (first % (1 << LEN_BITS)) as usize;
+    let len = len(ring, at) as usize;
     let words = 2 + len.div_ceil(8) as u64;
     if words > room {
         return None;

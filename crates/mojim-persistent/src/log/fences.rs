@@ -19,11 +19,16 @@ pub fn append<M: Medium>(ring: &mut Ring<M>, at: u64, tail: u64, record: &[u8]) 
     ring.fence()
 }
 
+/// What is stored as the length of the record at a position.
+pub fn len<M: Medium>(ring: &Ring<M>, at: u64) -> u64 {
+    ring.load(at)
+}
+
 pub fn read<M: Medium>(ring: &Ring<M>, at: u64, room: u64, out: &mut Vec<u8>) -> Option<u64> {
     if room == 0 {
         return None;
     }
-    let len = usize::try_from(ring.load(at)).ok()?;
+    let len = usize::try_from(len(ring, at)).ok()?;
     let words = 1 + len.div_ceil(8) as u64;
     if words > room {
         return None;

@@ -14,6 +14,7 @@
 mod checksum;
 mod fences;
 mod ring;
+mod starts;
 mod torn;
 
 use mojim::{Error, Result};
@@ -26,6 +27,7 @@ use mojim_format::persistent::{
 pub use ring::Defect;
 pub use ring::Medium;
 use ring::Ring;
+use starts::Starts;
 
 /// How the end of a log is found after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +68,7 @@ pub struct Log<M> {
     encoding: Encoding,
     head: u64,
     tail: u64,
+    starts: Starts,
 }
 
 impl<M: Medium> Log<M> {
@@ -145,6 +148,7 @@ impl<M: Medium> Log<M> {
             encoding,
             head,
             tail: head,
+            starts: Starts::new(ring),
         };
         log.find_tail()?;
         Ok(Ok(log))
@@ -167,6 +171,7 @@ impl<M: Medium> Log<M> {
                 }
                 opening = Some(of);
             }
+            self.starts.push(self.tail);
             self.tail = next;
         }
         match self.encoding {
@@ -209,6 +214,29 @@ impl<M: Medium> Log<M> {
         }
     }
 
+    /// Whether one of the log's records begins at a position.
+    fn begins(&self, at: u64) -> bool {
+        if !(self.head..self.tail).contains(&at) {
+            return false;
+        }
+        let Some(mut walk) = self.starts.before(at) else {
+            return false;
+        };
+        while walk < at {
+            let len = match self.encoding {
+                Encoding::TornBit => torn::len(&self.ring, walk),
+                Encoding::TwoFences => fences::len(&self.ring, walk),
+                Encoding::Checksum => checksum::len(&self.ring, walk),
+            };
+            // Memory that was stored to by others may have any length.
+            match len / 8 < (self.end() - walk) {
+                true => walk += self.takes(len as usize) as u64,
+                false => return false,
+            }
+        }
+        walk == at
+    }
+
     /// The encoding.
     pub fn encoding(&self) -> Encoding {
         self.encoding
@@ -246,18 +274,19 @@ impl<M: Medium> Log<M> {
     /// Appends a record; returns its position, when it is durable.
     ///
     /// # Errors
-    /// `Io` with ENOSPC if it does not fit: nothing has changed. Those of the medium: the record
-    /// is in doubt; it is there if a later append succeeds.
+    /// `Io` with ENOBUFS if it does not fit: nothing has changed. Those of the medium, a full disk
+    /// among them: the record is in doubt; it is there if a later append succeeds.
     pub fn append(&mut self, record: &[u8]) -> Result<u64> {
         let words = self.takes(record.len());
         if words as u64 > self.end() - self.tail {
             return Err(Error::Io {
                 what: format!("appending {} bytes to a log", record.len()),
-                errno: libc::ENOSPC,
+                errno: libc::ENOBUFS,
                 error: format!("it has room for {}: discard old records first", self.room()),
             });
         }
         let at = self.tail;
+        self.starts.push(at);
         self.tail += words as u64;
         match self.encoding {
             Encoding::TornBit => torn::append(&mut self.ring, at, record)?,
@@ -277,7 +306,7 @@ impl<M: Medium> Log<M> {
         if at == self.tail {
             return Ok(None);
         }
-        let next = match (self.head..self.tail).contains(&at) {
+        let next = match self.begins(at) {
             true => self.next(at, out).filter(|next| *next <= self.tail),
             false => None,
         };
@@ -296,14 +325,7 @@ impl<M: Medium> Log<M> {
     /// `Invalid` if no record begins there, nor ends the log. Those of the medium: whether the
     /// records are there after a crash is in doubt.
     pub fn truncate(&mut self, to: u64) -> Result<()> {
-        let mut at = self.head;
-        let mut record = Vec::new();
-        while at < to
-            && let Some(next) = self.read(at, &mut record)?
-        {
-            at = next;
-        }
-        if at != to {
+        if to != self.tail && !self.begins(to) {
             return Err(Error::Invalid(format!(
                 "no record of the log begins at {to} (they begin at {} and end at {})",
                 self.head, self.tail
@@ -315,6 +337,7 @@ impl<M: Medium> Log<M> {
             self.ring.medium.fence()?;
         }
         self.head = to;
+        self.starts.cut(to);
         Ok(())
     }
 

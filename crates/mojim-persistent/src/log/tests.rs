@@ -5,11 +5,12 @@
 use std::collections::VecDeque;
 
 use super::*;
+use mojim_env::Context;
 use proptest::prelude::*;
 
-/// Words in which everything is durable at once.
+/// Words in which everything is durable at once, unless the disk is full.
 #[derive(Clone)]
-struct Words(Vec<u64>);
+struct Words(Vec<u64>, bool);
 
 impl Medium for Words {
     fn load(&self, word: usize) -> u64 {
@@ -25,12 +26,15 @@ impl Medium for Words {
     }
 
     fn fence(&mut self) -> Result<()> {
-        Ok(())
+        match self.1 {
+            false => Ok(()),
+            true => Err(std::io::Error::from_raw_os_error(libc::ENOSPC)).context(|| "full".into()),
+        }
     }
 }
 
 fn made(encoding: Encoding, ring: usize) -> Words {
-    let mut words = Words(vec![0; LOG_RING_WORD + ring]);
+    let mut words = Words(vec![0; LOG_RING_WORD + ring], false);
     Log::make(&mut words, LOG_RING_WORD + ring, encoding, 0x5a17).unwrap();
     words
 }
@@ -75,12 +79,13 @@ proptest! {
     fn a_log_is_a_list(encoding in which(), ring in 16usize..90, steps in steps()) {
         let mut log = open(&made(encoding, ring)).unwrap();
         let mut model: VecDeque<(u64, Vec<u8>)> = VecDeque::new();
+        let mut out = Vec::new();
         for step in steps {
             match step {
                 Step::Append(record) => match log.append(&record) {
                     Ok(at) => model.push_back((at, record)),
                     Err(e) => {
-                        prop_assert_eq!(e.errno(), libc::ENOSPC);
+                        prop_assert_eq!(e.errno(), libc::ENOBUFS);
                         prop_assert!(record.len() > log.room() || record.is_empty());
                     }
                 },
@@ -94,6 +99,12 @@ proptest! {
                     let words = log.medium().clone();
                     log = open(&words).unwrap();
                 }
+            }
+            // A record begins at the model's positions, and nowhere else.
+            for at in log.head()..log.tail() {
+                let (must, found) = (model.iter().find(|r| r.0 == at), log.read(at, &mut out));
+                prop_assert_eq!(found.is_ok(), must.is_some(), "{}", at);
+                prop_assert!(must.is_none_or(|r| r.1 == out));
             }
             let found: Vec<_> = records(&log);
             let must: Vec<_> = model.iter().map(|r| r.1.clone()).collect();
@@ -210,5 +221,50 @@ fn positions_that_are_none_are_refused() {
         assert!(log.read(first, &mut out).is_err());
         assert!(log.truncate(first).is_err());
         assert_eq!(records(&log), [[4; 20]]);
+    }
+}
+
+/// A record began within another one: bytes that look like a record were read as one.
+#[test]
+fn no_record_begins_within_another() {
+    for (encoding, _) in Encoding::ALL {
+        // The ring wraps within a span, and the spans' slots are used again.
+        let mut log = open(&made(encoding, 10_000)).unwrap();
+        let mut all = VecDeque::new();
+        for n in 0..6_000u64 {
+            let record: Vec<u8> = [2 + n % 7; 8].map(u64::to_le_bytes).concat();
+            while log.room() < 64 {
+                all.drain(..100);
+                log.truncate(all[0]).unwrap();
+            }
+            all.push_back(log.append(&record).unwrap());
+        }
+        let mut out = Vec::new();
+        let begin = |log: &Log<Words>, out: &mut _| -> Vec<u64> {
+            let every = log.head()..log.tail();
+            every.filter(|at| log.read(*at, out).is_ok()).collect()
+        };
+        assert_eq!(all, begin(&log, &mut out), "{encoding:?}");
+        let again = open(&log.medium().clone()).unwrap();
+        assert_eq!(all, begin(&again, &mut out), "{encoding:?}");
+    }
+}
+
+/// A full disk was told as a full ring, of which nothing changes: the record, appended again as
+/// one may then, was there twice.
+#[test]
+fn a_full_disk_is_no_full_ring() {
+    for (encoding, _) in Encoding::ALL {
+        let mut log = open(&made(encoding, 64)).unwrap();
+        let full = log.append(&[0; 1000]).unwrap_err().errno();
+        assert_eq!(log.tail(), 0);
+        log.medium().1 = true;
+        let doubt = log.append(&[1; 8]).unwrap_err().errno();
+        assert_eq!((full, doubt), (libc::ENOBUFS, libc::ENOSPC));
+        // In doubt: the next one that succeeds makes it durable, too.
+        log.medium().1 = false;
+        log.append(&[2; 8]).unwrap();
+        let again = open(&log.medium().clone()).unwrap();
+        assert_eq!(records(&again), [[1; 8], [2; 8]]);
     }
 }

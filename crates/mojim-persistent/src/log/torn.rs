@@ -55,6 +55,11 @@ pub fn append<M: Medium>(ring: &mut Ring<M>, at: u64, record: &[u8]) -> Result<(
     ring.fence()
 }
 
+/// What is stored as the length of the record at a position.
+pub fn len<M: Medium>(ring: &Ring<M>, at: u64) -> u64 {
+    ring.load(at) & MASK
+}
+
 pub fn read<M: Medium>(ring: &Ring<M>, at: u64, room: u64, out: &mut Vec<u8>) -> Option<u64> {
     let load = |n: u64| {
         let position = at + n;
