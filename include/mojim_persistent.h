@@ -36,14 +36,19 @@ extern "C" {
  *   const, thread-local   "causes a section type conflict with 'mojim_first_'"
  *   C++: an initial value "does not have a constant initializer" (a constructor that runs at
  *   computed at start     the start would run in every program). By GCC 10 and clang 12 on
+ *   C++: an inline variable, a static one in an inline function: "section type conflict" (GCC)
  * Refused by mojim_variables (EINVAL, the text has the variable's name):
  *   - an initial value that is an address (of a variable, function, string, vtable). In a
  *     program linked with -no-pie: eight aligned bytes that look like an address in it
  *   - two variables of one name: static variables, in functions too, need names of their own
  *   - a variable that a shared library exports: the program may get a copy in its place.
  *     Declare it static, or with __attribute__((visibility("hidden")))
- * Not found out: a destructor, a type that holds addresses which it gets later (std::string),
- * a type that changes and keeps its size.
+ * Not found out:
+ *   - C++: a static member of a class template, a variable template, a static variable in a
+ *     template's function. GCC ignores the section there, without a warning: the variable is an
+ *     ordinary one, whose value is lost
+ *   - a destructor, a type that holds addresses which it gets later (std::string), a type that
+ *     changes and keeps its size
  *
  * Layout. The file keeps the name, offset and size of each variable. A program with a variable
  * more or less, or with another name, size or order, is refused: EINVAL, and the text names what

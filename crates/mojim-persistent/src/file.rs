@@ -1,7 +1,8 @@
 //! Files with a head: how one is told from others, and from one that is half made.
 //!
 //! Owns the first look at a file. A file whose bytes are all zero was made by a process that
-//! died before it committed the first state: nothing is lost if it is made anew.
+//! died before it committed the first state: nothing is lost if it is made anew, of whatever size
+//! it was to be.
 
 use std::path::PathBuf;
 
@@ -16,17 +17,15 @@ pub enum Found<T> {
     Old(T),
 }
 
-/// Looks at a file before it is mapped. `most`: the size of one that is half made.
+/// Looks at a file before it is mapped.
 pub fn look<T>(
     volume: &Volume,
     file: &str,
-    most: u64,
     decode: impl FnOnce(&[u8]) -> Result<T, FormatError>,
 ) -> Result<Found<T>> {
-    let size = match volume.size(file)? {
-        None | Some(0) => return Ok(Found::New),
-        Some(size) => size,
-    };
+    if matches!(volume.size(file)?, None | Some(0)) {
+        return Ok(Found::New);
+    }
     let flags = MapFlags {
         read_only: true,
         atomic: true,
@@ -38,7 +37,7 @@ pub fn look<T>(
     let zero = |b: &[u8]| b.iter().all(|b| *b == 0);
     let found = match decode(bytes) {
         Ok(head) => Ok(Found::Old(head)),
-        Err(_) if size <= most && zero(bytes) => Ok(Found::New),
+        Err(_) if zero(bytes) => Ok(Found::New),
         Err(e) => Err(Error::Damaged {
             path: PathBuf::from(file),
             what: format!("{e}: the file holds something else, or is damaged; give another name"),

@@ -7,21 +7,23 @@
 //! - One process has a log: a private working copy belongs to one mapping, and a file of
 //!   persistent memory is locked.
 //! - A file whose words are all zero, but for a header that is not complete, was left by a
-//!   process that died while it made the log: it is made anew.
+//!   process that died while it made the log: it is made anew, of the size that is asked for then.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use mojim::{Error, MapFlags, Result, Volume, unmap};
 use mojim_env::{Context, descriptors};
-use mojim_format::persistent::LOG_RING_WORD;
+use mojim_format::FormatError;
+use mojim_format::persistent::{LOG_MAGIC, LOG_RING_WORD};
 use mojim_memory::fork::check_fork;
 use rustix::fs::FlockOperation;
 use rustix::mm;
 
+use crate::file::{Found, look};
 use crate::log::{Encoding, Log, Medium};
 use crate::media::{Delay, InRegion, Persistent};
 
@@ -86,26 +88,52 @@ fn salt() -> Result<u64> {
     }
 }
 
-/// Opens the log of a medium, and makes it if there is none.
+/// A log that is to be made.
+#[derive(Clone, Copy)]
+struct New {
+    /// Of the header and the ring.
+    words: usize,
+    encoding: Encoding,
+}
+
+impl New {
+    /// Checks what is asked for, before anything changes.
+    fn of(path: &Path, size: usize, encoding: Option<Encoding>) -> Result<New> {
+        let path = path.display();
+        let Some(encoding) = encoding else {
+            return Err(Error::Invalid(format!(
+                "{path}: a new log needs an encoding"
+            )));
+        };
+        match size {
+            0 => Err(Error::Invalid(format!(
+                "{path}: there is no log, and a new one needs a size"
+            ))),
+            s if s > 1 << 40 => Err(Error::Invalid(format!("a log of {s} bytes is too large"))),
+            s => {
+                let bytes = (Log::<InRegion>::words_for(s) * 8).next_multiple_of(4096);
+                let words = bytes / 8;
+                Ok(New { words, encoding })
+            }
+        }
+    }
+}
+
+/// Opens the log of a medium of `words` words, and makes it if it is `new`.
 fn open<M: Medium>(
     mut medium: M,
     words: usize,
+    new: Option<New>,
     encoding: Option<Encoding>,
     path: &Path,
 ) -> Result<Log<M>> {
-    if !Log::is_there(&medium) {
+    if let Some(new) = new {
         // Word 0 comes last, and the ring is not touched before it.
-        let half_made = |w: usize| medium.load(w) == 0;
-        if !half_made(0) || !(LOG_RING_WORD..words).all(half_made) {
+        let zero = |w: usize| medium.load(w) == 0;
+        if !zero(0) || !(LOG_RING_WORD..words).all(zero) {
             return Err(damaged(path.into(), "it holds something else than a log"));
         }
-        let Some(encoding) = encoding else {
-            return Err(Error::Invalid(format!(
-                "{}: a new log needs an encoding",
-                path.display()
-            )));
-        };
-        Log::make(&mut medium, words, encoding, salt()?)?;
+        Log::make(&mut medium, new.words, new.encoding, salt()?)?;
     }
     let log = Log::open(medium, words)?.map_err(|e| damaged(path.into(), &e))?;
     match encoding.filter(|e| *e != log.encoding()) {
@@ -118,28 +146,28 @@ fn open<M: Medium>(
     }
 }
 
-/// Bytes that a file needs for a ring of this size, or that it has.
-fn bytes_for(path: &Path, size: usize, there: u64) -> Result<usize> {
-    if there > 0 {
-        let words = usize::try_from(there / 8).unwrap_or(usize::MAX);
-        return match words > LOG_RING_WORD {
-            true => Ok(words * 8),
-            false => Err(damaged(path.into(), "it is too short for a log")),
-        };
-    }
-    match size {
-        0 => Err(Error::Invalid(format!(
-            "{}: there is no log, and a new one needs a size",
-            path.display()
-        ))),
-        s if s > 1 << 40 => Err(Error::Invalid(format!("a log of {s} bytes is too large"))),
-        s => Ok((Log::<InRegion>::words_for(s) * 8).next_multiple_of(4096)),
+/// Whole words of a file that begins as a log does, by its first bytes and its length.
+fn words_of(first: &[u8], bytes: u64) -> Result<usize, FormatError> {
+    const WHAT: &str = "log";
+    let need = LOG_RING_WORD * 8 + 8;
+    let have = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match first.first_chunk().map(|b| u64::from_le_bytes(*b)) {
+        Some(LOG_MAGIC) if have >= need => Ok(have / 8),
+        Some(found) if found != LOG_MAGIC => Err(FormatError::Magic {
+            what: WHAT,
+            found: found as u32,
+        }),
+        _ => Err(FormatError::Short {
+            what: WHAT,
+            have,
+            need,
+        }),
     }
 }
 
 impl AppendLog {
     /// Opens a log in a file of a volume. An append is one sync point. `size`: bytes of the
-    /// ring, for a log that is not there yet.
+    /// ring, for a log that is not there yet, or was not completed.
     ///
     /// # Errors
     /// `Damaged` if the file holds something else; `Invalid` if the log has another encoding, or
@@ -151,7 +179,14 @@ impl AppendLog {
         encoding: Option<Encoding>,
     ) -> Result<AppendLog> {
         let path = Path::new(file);
-        let bytes = bytes_for(path, size, volume.size(file)?.unwrap_or(0))?;
+        let (words, new) = match look(volume, file, |b| words_of(b, b.len() as u64))? {
+            Found::Old(words) => (words, None),
+            Found::New => {
+                let new = New::of(path, size, encoding)?;
+                (new.words, Some(new))
+            }
+        };
+        let bytes = words * 8;
         let flags = MapFlags {
             create: true,
             atomic: true,
@@ -159,8 +194,8 @@ impl AppendLog {
         };
         let mapping = volume.map(file, bytes, flags)?;
         // SAFETY: the mapping has these words; it goes after the log.
-        let medium = unsafe { InRegion::new(mapping.ptr, bytes / 8) };
-        match open(medium, bytes / 8, encoding, path) {
+        let medium = unsafe { InRegion::new(mapping.ptr, words) };
+        match open(medium, words, new, encoding, path) {
             Ok(log) => Ok(AppendLog {
                 place: Place::Region(Mutex::new(log), volume.clone()),
                 base: mapping.ptr,
@@ -209,10 +244,9 @@ impl AppendLog {
         AppendLog::over(&file, path, (size, there), encoding, delay)
             .inspect_err(|_| {
                 // While it is locked: nobody has it.
-                let _ = match (made, there) {
-                    (true, _) => std::fs::remove_file(path),
-                    (false, 0) => file.set_len(0),
-                    (false, _) => Ok(()),
+                let _ = match made {
+                    true => std::fs::remove_file(path),
+                    false => file.set_len(there),
                 };
             })
             .map(|(log, base, bytes)| AppendLog {
@@ -231,8 +265,18 @@ impl AppendLog {
         delay: u32,
     ) -> Result<(Log<Persistent>, *mut u8, usize)> {
         let what = || format!("opening {}", path.display());
-        let bytes = bytes_for(path, size, there)?;
-        if there == 0 {
+        let mut first = [0; 8];
+        let read = file.read_at(&mut first, 0).context(what)?;
+        let (words, new) = match words_of(&first[..read], there) {
+            Ok(words) => (words, None),
+            Err(e) if first != [0; 8] => return Err(damaged(path.into(), &e.to_string())),
+            Err(_) => {
+                let new = New::of(path, size, encoding)?;
+                (new.words.max(there as usize / 8), Some(new))
+            }
+        };
+        let bytes = words * 8;
+        if new.is_some() {
             // All of it, so that no store finds the file system full.
             let done =
                 rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
@@ -241,8 +285,8 @@ impl AppendLog {
         }
         let base = map_persistent(file, bytes, path)?;
         // SAFETY: the mapping has these words; it goes after the log.
-        let medium = unsafe { Persistent::new(base, bytes / 8, Delay::of(delay)) };
-        let log = open(medium, bytes / 8, encoding, path).inspect_err(|_| {
+        let medium = unsafe { Persistent::new(base, words, Delay::of(delay)) };
+        let log = open(medium, words, new, encoding, path).inspect_err(|_| {
             // SAFETY: nobody else has the mapping.
             let _ = unsafe { mm::munmap(base.cast(), bytes) };
         })?;
@@ -350,6 +394,21 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         assert!(open(4096, None).is_err());
         assert_eq!(path.metadata().unwrap().len(), 0, "it was there");
+        // One that was not completed had the size of the first try for ever.
+        for there in [8192, 1 << 20] {
+            std::fs::File::create(&path)
+                .unwrap()
+                .set_len(there)
+                .unwrap();
+            assert!(open(0, Some(Encoding::Checksum)).is_err());
+            assert!(open(1 << 21, None).is_err());
+            assert_eq!(path.metadata().unwrap().len(), there);
+            let log = open(1 << 18, Some(Encoding::Checksum)).unwrap();
+            log.append(&vec![1; 260_000]).unwrap();
+            assert!(log.append(&[1; 8192]).is_err(), "{there}");
+            log.close().unwrap();
+        }
+        std::fs::write(&path, "").unwrap();
         let log = open(4096, Some(Encoding::Checksum)).unwrap();
         assert!(matches!(open(0, None), Err(Error::Busy(_))));
         let Place::Persistent(_, file, _) = &log.place else {

@@ -17,6 +17,8 @@ use crate::file::{Found, look};
 /// Where regions lie that are given no address: free under the layouts of x86-64 Linux.
 const PLACES: std::ops::Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
 const UNIT: u64 = 1 << 20;
+/// Half of these addresses: a larger region would seldom find a place.
+const MOST: usize = ((PLACES.end - PLACES.start) / 2) as usize;
 /// Addresses tried, for a new region.
 const TRIES: usize = 16;
 
@@ -36,8 +38,7 @@ fn mapped() -> MutexGuard<'static, Vec<(usize, usize)>> {
 /// region; `Busy` if it is mapped; those of [`Volume::map`] and of a sync point.
 pub fn pmap(volume: &Volume, file: &str, size: usize) -> Result<Mapping> {
     check_fork()?;
-    let most = (REGION_HEAD + size) as u64;
-    let mapping = match look(volume, file, most, RegionHead::decode)? {
+    let mapping = match look(volume, file, RegionHead::decode)? {
         Found::New => make(volume, file, size)?,
         Found::Old(head) => {
             let there = head.size as usize;
@@ -85,6 +86,9 @@ fn make(volume: &Volume, file: &str, size: usize) -> Result<Mapping> {
             "{file}: there is no such region, and a new one needs a size"
         )));
     }
+    if size >= MOST {
+        return Err(Error::Invalid(format!("{file}: {size} bytes are too many")));
+    }
     let head = volume.map(file, REGION_HEAD, flags(0, 0))?;
     let done = place(volume, file, size).and_then(|mapping| {
         let bytes = RegionHead {
@@ -106,9 +110,6 @@ fn make(volume: &Volume, file: &str, size: usize) -> Result<Mapping> {
 /// Maps the bytes of a new region at an address that is free.
 fn place(volume: &Volume, file: &str, size: usize) -> Result<Mapping> {
     let room = PLACES.end - PLACES.start;
-    if size as u64 >= room / 2 {
-        return Err(Error::Invalid(format!("{file}: {size} bytes are too many")));
-    }
     let mut last = None;
     for _ in 0..TRIES {
         let mut bytes = [0; 8];

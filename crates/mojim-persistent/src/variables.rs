@@ -78,8 +78,7 @@ pub unsafe fn open(volume: &Volume, file: &str, start: *mut u8, stop: *mut u8) -
         build_id: image.build_id,
         list: image.list.clone(),
     };
-    let most = (now.head_len() + len) as u64;
-    match look(volume, file, most, Variables::decode)? {
+    match look(volume, file, Variables::decode)? {
         // SAFETY: the section, which the caller promises to be its own.
         Found::New => unsafe { begin(volume, file, &now, (start, len))? },
         Found::Old(then) => {
