@@ -3,9 +3,11 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -58,9 +60,11 @@ class Cluster:
     def __init__(self, mojim, home, way, options=()):
         self.mojim, self.home, self.way, self.options = mojim, home, way, options
         self.config = home / "mojim.toml"
+        # The nodes' rings, which outlive them.
+        self.rings = tempfile.mkdtemp(prefix="mojim-programs-", dir="/dev/shm")
         text = 'cluster = "programs"\n[volume.v]\nprimary = "a"\nmirror = "b"\nresend_timeout = "5s"\n'
         for name in "ab":
-            text += f'[node.{name}]\naddress = "127.0.0.1:{free_port()}"\ndirectory = "{home}/{name}"\n'
+            text += f'[node.{name}]\naddress = "127.0.0.1:{free_port()}"\ndirectory = "{home}/{name}"\nring = "{self.rings}"\n'
         self.config.write_text(text + self.more)
         self.nodes = {name: self.start("node", name) for name in "ab"}
         self.mounted = None
@@ -147,3 +151,4 @@ class Cluster:
                     p.send_signal(signal.SIGTERM)
             for p in filter(None, ending):
                 p.wait()
+        shutil.rmtree(self.rings, ignore_errors=True)

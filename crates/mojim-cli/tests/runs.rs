@@ -794,14 +794,17 @@ fn a_user_who_is_not_root_has_the_volume_too() {
         return;
     }
     const NOBODY: u32 = 65534;
-    let own = r.c.dir.join("a");
-    fs::create_dir(&own).unwrap();
-    std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+    let [own, ring] = ["a", "ring"].map(|name| r.c.dir.join(name));
+    for dir in [&own, &ring] {
+        fs::create_dir(dir).unwrap();
+        std::os::unix::fs::chown(dir, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
     r.c.configure(&format!(
         "cluster = \"u\"\n[volume.v]\nmode = \"unreplicated\"\nprimary = \"a\"\n\
-         [node.a]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{}\"\n",
+         [node.a]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{}\"\nring = \"{}\"\n",
         r.c.ports[0].number,
-        own.display()
+        own.display(),
+        ring.display()
     ));
     let program = past_libc(&r.c.dir);
     let (file, config) = (r.dir("a").join("f"), r.c.file());

@@ -156,9 +156,11 @@ log = {{ medium = "disk", size = "4MiB" }}
 [node.b]
 address = "{}"
 directory = "{at}/b"
+ring = "{ring}"
 [node.c]
 address = "{}"
 directory = "{at}/c"
+ring = "{ring}"
 "#,
             b.at, c.at
         );
