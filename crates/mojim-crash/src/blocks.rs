@@ -25,9 +25,17 @@ use crate::sys::{Lab, Loop, Mounted, make_file_system};
 use crate::workload::Model;
 use crate::{Result, check, work};
 
-/// Size of the file system, in bytes; acknowledgements are behind it.
-const FILE_SYSTEM: u64 = 16 << 20;
-const DEVICE: usize = (FILE_SYSTEM as usize) + (64 << 10);
+/// Bytes behind the file system, where acknowledgements are.
+const BEHIND: u64 = 64 << 10;
+
+/// Size of the file system, in bytes. A heap has each step's blocks twice, and room that nothing uses.
+fn file_system(kind: Kind) -> u64 {
+    match kind {
+        Kind::Heap(_) => 28 << 20,
+        _ => 16 << 20,
+    }
+}
+
 /// The units of a write of which only some reach the medium.
 const PIECES: [usize; 2] = [4096, SECTOR];
 
@@ -54,7 +62,7 @@ pub fn run(o: &Options) -> Result<Report> {
         let next = AtomicU64::new(0);
         let histories = o.extent.of(kind).div_ceil(o.of_each);
         let job = || -> Result<()> {
-            let mut bench = Bench::new()?;
+            let mut bench = Bench::new(kind)?;
             loop {
                 let n = next.fetch_add(1, Relaxed);
                 let goes_on = o.extent.goes_on(&total.lock().expect("no thread panics"));
@@ -93,18 +101,22 @@ struct Bench {
     image: File,
     lab: Lab,
     pristine: Vec<u8>,
+    /// Where acknowledgements are.
+    acks: u64,
     lives: u64,
 }
 
 impl Bench {
-    fn new() -> Result<Bench> {
+    fn new(kind: Kind) -> Result<Bench> {
         let lab = Lab::new()?;
         let path = lab.path("image");
-        make_file_system("ext4", &path, FILE_SYSTEM)?;
+        let acks = file_system(kind);
+        make_file_system("ext4", &path, acks)?;
         let mut pristine = std::fs::read(&path)?;
-        pristine.resize(DEVICE, 0);
+        let len = acks + BEHIND;
+        pristine.resize(len as usize, 0);
         let image = OpenOptions::new().write(true).open(&path)?;
-        image.set_len(DEVICE as u64)?;
+        image.set_len(len)?;
         let device = Device::new(&lab.path("device"), pristine.clone())?;
         Ok(Bench {
             recorded: Loop::new(device.path())?,
@@ -113,6 +125,7 @@ impl Bench {
             image,
             lab,
             pristine,
+            acks,
             lives: 0,
         })
     }
@@ -139,7 +152,7 @@ impl Bench {
         self.device.record();
         let mounted = self.mount(&self.recorded)?;
         let place = self.place()?;
-        let acks = Acks::open(&format!("{}@{FILE_SYSTEM}", self.device.path().display()))?;
+        let acks = Acks::open(&format!("{}@{}", self.device.path().display(), self.acks))?;
         work(kind, &place, seed, steps, &acks)?;
         let history = self.device.take_history();
         mounted.unmount()?;
@@ -153,7 +166,7 @@ impl Bench {
         // What is on the medium in any case.
         let mut medium = self.pristine.clone();
         let mut rng = Rng::new(seed ^ 0xb10c);
-        let mut moments = moments(&history, &mut rng, o.of_each);
+        let mut moments = moments(&history, self.acks, &mut rng, o.of_each);
         moments.sort_unstable();
         let mut model = Model::new(seed);
         // The number of requests that `medium` has, and the last acknowledgement.
@@ -168,7 +181,7 @@ impl Bench {
             }
             durable = flush;
             for e in &history[seen..moment] {
-                acknowledged = ack(e).or(acknowledged);
+                acknowledged = ack(e, self.acks).or(acknowledged);
             }
             seen = moment;
             let range = Range {
@@ -308,10 +321,10 @@ fn all(history: &[Event]) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// The step that a request acknowledges.
-fn ack(e: &Event) -> Option<u64> {
+/// The step that a request acknowledges; `acks`: where on the device.
+fn ack(e: &Event, acks: u64) -> Option<u64> {
     match e {
-        Event::Write(at, bytes) if *at == FILE_SYSTEM => acks::of_sector(bytes),
+        Event::Write(at, bytes) if *at == acks => acks::of_sector(bytes),
         _ => None,
     }
 }
@@ -324,8 +337,11 @@ pub(crate) fn last_flush(history: &[Event]) -> Option<usize> {
 
 /// The moments of power loss, each as the number of requests before it: often at a flush,
 /// seldom while everything is being set up.
-fn moments(history: &[Event], rng: &mut Rng, n: u64) -> Vec<usize> {
-    let first = history.iter().position(|e| ack(e).is_some()).unwrap_or(0);
+fn moments(history: &[Event], acks: u64, rng: &mut Rng, n: u64) -> Vec<usize> {
+    let first = history
+        .iter()
+        .position(|e| ack(e, acks).is_some())
+        .unwrap_or(0);
     let flushes: Vec<usize> = (first..history.len())
         .filter(|i| history[*i] == Event::Flush)
         .collect();
