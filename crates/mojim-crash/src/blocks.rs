@@ -4,7 +4,8 @@
 //!
 //! Owns the choice of states. After a loss of power a device has what was written before
 //! the last flush, and of each later write all, nothing, some blocks of 4 KiB, or some
-//! sectors of 512 bytes. The workload acknowledges into the same device, beyond the file
+//! sectors of 512 bytes; of a write with forced unit access all. In half of the histories the disk has such
+//! writes: logs are written by them. The workload acknowledges into the same device, beyond the file
 //! system, so that the history has the acknowledgements in their places. One recovery in
 //! eight is recorded in the same way, and crashed in turn.
 
@@ -143,7 +144,12 @@ impl Bench {
         std::fs::create_dir_all(&ring)?;
         let dir = self.lab.path("mnt").join("d");
         let medium = "disk".into();
-        Ok(Place { dir, ring, medium })
+        Ok(Place {
+            dir,
+            ring,
+            medium,
+            forced: None,
+        })
     }
 
     /// Runs the workload, and returns all requests to the device.
@@ -151,7 +157,8 @@ impl Bench {
         self.device.load(self.pristine.clone());
         self.device.record();
         let mounted = self.mount(&self.recorded)?;
-        let place = self.place()?;
+        let mut place = self.place()?;
+        place.forced = (seed / 2).is_multiple_of(2).then(|| self.device.forced());
         let acks = Acks::open(&format!("{}@{}", self.device.path().display(), self.acks))?;
         work(kind, &place, seed, steps, &acks)?;
         let history = self.device.take_history();
@@ -175,7 +182,7 @@ impl Bench {
         for moment in moments {
             let flush = last_flush(&history[..moment]).unwrap_or(0).max(durable);
             for e in &history[durable..flush] {
-                if let Event::Write(at, bytes) = e {
+                if let Event::Write(at, bytes) | Event::Forced(at, bytes) = e {
                     put(&mut medium, *at, bytes);
                 }
             }
@@ -191,6 +198,7 @@ impl Bench {
             let mut range = range;
             let mut what = format!("seed {seed}, after {moment} of {} requests", history.len());
             let mut pieces = survivors(&history[durable..moment], &mut rng);
+            pieces.extend(begun(history.get(moment), &mut rng));
             if rng.below(8) == 0 {
                 let (found, after) =
                     self.try_recorded(kind, &medium, &pieces, &mut model, range)?;
@@ -316,15 +324,25 @@ fn with(medium: &[u8], pieces: &[Piece]) -> Vec<u8> {
 /// All writes of a history.
 fn all(history: &[Event]) -> impl Iterator<Item = Piece> {
     history.iter().filter_map(|e| match e {
-        Event::Write(at, bytes) => Some((*at, bytes.clone())),
+        Event::Write(at, bytes) | Event::Forced(at, bytes) => Some((*at, bytes.clone())),
         Event::Flush => None,
     })
+}
+
+/// What there may be of a forced write that was not answered yet.
+fn begun(next: Option<&Event>, rng: &mut Rng) -> Vec<Piece> {
+    match next {
+        Some(Event::Forced(at, bytes)) if rng.coin() => {
+            survivors(&[Event::Write(*at, bytes.clone())], rng)
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// The step that a request acknowledges; `acks`: where on the device.
 fn ack(e: &Event, acks: u64) -> Option<u64> {
     match e {
-        Event::Write(at, bytes) if *at == acks => acks::of_sector(bytes),
+        Event::Write(at, bytes) | Event::Forced(at, bytes) if *at == acks => acks::of_sector(bytes),
         _ => None,
     }
 }
@@ -356,12 +374,20 @@ fn moments(history: &[Event], acks: u64, rng: &mut Rng, n: u64) -> Vec<usize> {
 
 /// The parts of writes that were not flushed but reach the medium.
 pub(crate) fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
+    let forced = |e: &Event| matches!(e, Event::Forced(..));
+    let others: Vec<&Event> = writes.iter().filter(|e| **e != Event::Flush).collect();
+    let cached: Vec<usize> = (0..others.len()).filter(|i| !forced(others[*i])).collect();
+    let one = match cached.is_empty() {
+        true => 0,
+        false => *rng.pick(&cached),
+    };
+    let forced: Vec<bool> = others.iter().map(|e| forced(e)).collect();
     let writes: Vec<Piece> = all(writes).collect();
-    let one = rng.below(writes.len() as u64) as usize;
     let (mode, rate) = (rng.below(8), *rng.pick(&[100, 500, 900]));
     let mut out = Vec::new();
     for (i, (at, bytes)) in writes.into_iter().enumerate() {
         let whole = match mode {
+            _ if forced[i] => Some(true),
             0 | 1 => Some(true),
             2 => Some(i != one),
             3 => Some(i == one),
@@ -390,6 +416,44 @@ pub(crate) fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A forced write is there, whole and above what came before, whatever is lost of others; and is no flush.
+    #[test]
+    fn a_forced_write_is_there_and_makes_nothing_else_durable() {
+        let of = |n: u8| vec![n; 8192];
+        let history = [
+            Event::Write(0, of(1)),
+            Event::Write(65536, of(2)),
+            Event::Forced(4096, of(3)),
+            Event::Write(131072, of(4)),
+        ];
+        assert_eq!(last_flush(&history), None);
+        let mut rng = Rng::new(5);
+        let mut lost = [0; 3];
+        for _ in 0..500 {
+            let mut medium = vec![0xff; 3 * 65536];
+            for (at, piece) in survivors(&history, &mut rng) {
+                put(&mut medium, at, &piece);
+            }
+            assert_eq!(medium[4096..12288], of(3));
+            for (i, at) in [0, 65536, 131072].into_iter().enumerate() {
+                lost[i] += usize::from(medium[at..at + 4096].contains(&0xff));
+            }
+        }
+        assert!(lost.iter().all(|n| *n > 50), "{lost:?}");
+        // One that was not answered may be torn, or not be there.
+        let (mut none, mut whole, mut torn) = (0, 0, 0);
+        for _ in 0..500 {
+            let pieces = begun(Some(&history[2]), &mut rng);
+            match pieces.iter().map(|(_, b)| b.len()).sum() {
+                0 => none += 1,
+                8192 => whole += 1,
+                _ => torn += 1,
+            }
+        }
+        assert!(none > 0 && whole > 0 && torn > 0, "{none} {whole} {torn}");
+        assert_eq!(begun(Some(&history[3]), &mut rng), []);
+    }
 
     /// Each write may be missing, alone or with others, be the only one there, or be torn
     /// at sectors; what is there is what was written, at its place.

@@ -186,6 +186,7 @@ impl Round<'_> {
             dir: self.at.join("d"),
             ring,
             medium: "disk".into(),
+            forced: None,
         })
     }
 

@@ -572,7 +572,7 @@ impl<'a> Disk<'a> {
         self.seen = self.times.partition_point(|t| *t < moment);
         let flushed = last_flush(&self.events[self.durable..self.seen]).unwrap_or(0);
         for e in &self.events[self.durable..self.durable + flushed] {
-            if let Event::Write(at, bytes) = e {
+            if let Event::Write(at, bytes) | Event::Forced(at, bytes) = e {
                 put(&mut self.medium, *at, bytes);
             }
         }
@@ -606,7 +606,7 @@ fn back<'a>(
 
 fn written(events: &[Event]) -> Vec<Piece> {
     let write = |e: &Event| match e {
-        Event::Write(at, bytes) => Some((*at, bytes.clone())),
+        Event::Write(at, bytes) | Event::Forced(at, bytes) => Some((*at, bytes.clone())),
         Event::Flush => None,
     };
     events.iter().filter_map(write).collect()

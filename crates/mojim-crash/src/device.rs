@@ -4,7 +4,10 @@
 //! Owns the device's bytes and the history of its requests. Requests are answered one
 //! after the other, in the order of the history. A write that was answered is in the
 //! device's cache; everything answered before a flush came is on the medium when the
-//! flush is answered.
+//! flush is answered. A write with forced unit access (FUA) is on the medium when it is answered, itself alone.
+//!
+//! The kernel's loop device has no such writes. So who writes a file as a disk with them would be asked to says
+//! afterwards which writes they were ([`Forced`]).
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -28,6 +31,8 @@ const TTL: Duration = Duration::from_secs(3600);
 pub enum Event {
     /// Bytes for an offset, both in whole sectors.
     Write(u64, Vec<u8>),
+    /// As `Write`, and durable when it is answered, whatever else is in the device's cache.
+    Forced(u64, Vec<u8>),
     /// Everything written before must become durable.
     Flush,
 }
@@ -47,6 +52,51 @@ impl State {
             history.push(event());
             self.times.extend(self.clock.as_ref().map(|now| now()));
         }
+    }
+}
+
+impl State {
+    /// The last writes of these bytes were forced. False if the history has not all of them.
+    fn force(&mut self, at: u64, len: u64) -> bool {
+        let Some(history) = &mut self.history else {
+            return true;
+        };
+        let mut left = len;
+        for e in history.iter_mut().rev() {
+            let Event::Write(from, bytes) = e else {
+                continue;
+            };
+            if (at..at + len).contains(from) && *from + bytes.len() as u64 <= at + len {
+                left = left.saturating_sub(bytes.len() as u64);
+                *e = Event::Forced(*from, std::mem::take(bytes));
+            }
+            if left == 0 {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Tells a device which writes were forced.
+#[derive(Clone)]
+pub struct Forced(Arc<Mutex<State>>);
+
+impl Forced {
+    /// The last writes of `len` bytes at `at`, which were answered, were forced.
+    pub fn mark(&self, at: u64, len: u64) -> std::io::Result<()> {
+        match lock(&self.0).force(at, len) {
+            true => Ok(()),
+            false => Err(std::io::Error::other(format!(
+                "the device was not asked to write {len} bytes at {at}"
+            ))),
+        }
+    }
+}
+
+impl std::fmt::Debug for Forced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Forced")
     }
 }
 
@@ -84,6 +134,11 @@ impl Device {
     /// The path of the device's file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// For who writes to it by forced writes.
+    pub fn forced(&self) -> Forced {
+        Forced(self.state.clone())
     }
 
     /// Records requests from now on.
@@ -218,5 +273,42 @@ impl Filesystem for Disk {
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         lock(&self.0).note(|| Event::Flush);
         reply.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last writes of a range become forced ones, in their places, whole and no others; and a write that never
+    /// came is missed.
+    #[test]
+    fn forced_writes_are_the_last_ones_of_their_bytes() {
+        let write = |at: u64, n: u8| Event::Write(at, vec![n; 512]);
+        let forced = |at: u64, n: u8| Event::Forced(at, vec![n; 512]);
+        let mut state = State {
+            history: Some(vec![
+                write(0, 1),
+                write(512, 2),
+                write(0, 3),
+                Event::Flush,
+                write(512, 4),
+                write(1024, 5),
+            ]),
+            ..State::default()
+        };
+        assert!(state.force(0, 1024));
+        let mut expected = vec![
+            write(0, 1),
+            write(512, 2),
+            forced(0, 3),
+            Event::Flush,
+            forced(512, 4),
+            write(1024, 5),
+        ];
+        assert_eq!(state.history.as_ref(), Some(&expected));
+        assert!(!state.force(1024, 1024));
+        expected[5] = forced(1024, 5);
+        assert_eq!(state.history, Some(expected));
     }
 }

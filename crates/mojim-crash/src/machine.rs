@@ -18,6 +18,8 @@ use mojim_format::{OpKind, RecordView, Superblock};
 use mojim_linux::Os;
 
 use crate::cache::Cache;
+use crate::device::Forced;
+use crate::forced;
 
 /// A fault of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,8 @@ pub struct Machine {
     /// For [`Fault::DataFirst`]: the last LSN of which something was written to the data
     /// file.
     pub newest: Arc<Mutex<u64>>,
+    /// The device, if it is written to by forced writes where a file is durable.
+    pub forced: Option<Forced>,
 }
 
 impl Env for Machine {
@@ -111,7 +115,11 @@ impl Env for Machine {
             None => false,
         };
         let Some(fault) = self.fault.filter(|_| hit) else {
-            return self.os.open(path, how);
+            let file = self.os.open(path, how)?;
+            return match self.forced.clone().filter(|_| how.durable) {
+                Some(device) => forced::over(file, path, device),
+                None => Ok(file),
+            };
         };
         let plain = OpenHow {
             durable: false,

@@ -150,6 +150,7 @@ impl Where {
             dir: self.dir.clone(),
             ring: self.ring.clone(),
             medium: self.medium.clone(),
+            forced: None,
         }
     }
 }

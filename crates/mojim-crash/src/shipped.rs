@@ -63,6 +63,7 @@ pub(crate) fn attach(
             boot: if rebooted { 0xff } else { 0 },
             fault,
             data: place.dir.join("v").join(FILE),
+            forced: place.forced.clone(),
         })
     };
     let config = config(place, seed)?;

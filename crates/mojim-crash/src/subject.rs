@@ -9,6 +9,7 @@
 use std::path::PathBuf;
 
 use crate::Result;
+use crate::device::Forced;
 use crate::machine::Fault;
 use crate::workload::Change;
 
@@ -98,4 +99,6 @@ pub struct Place {
     pub ring: PathBuf,
     /// What Mojim's log is kept in, as the configuration says it: `disk` or `pmem`.
     pub medium: String,
+    /// The device, if logs are written to it by forced writes.
+    pub forced: Option<Forced>,
 }

@@ -26,6 +26,7 @@ fn what_is_not_crashed_is_all_there() {
             dir: top.0.join(name),
             ring: top.0.join(format!("{name}.ring")),
             medium: "disk".into(),
+            forced: None,
         };
         std::fs::create_dir_all(&place.dir).unwrap();
         let sink = top.0.join(format!("{name}.acks"));

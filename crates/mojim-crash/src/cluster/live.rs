@@ -254,6 +254,7 @@ fn write_back_until(over: &AtomicBool, disks: &[PathBuf]) -> std::io::Result<()>
                 dir: dir.clone(),
                 ring: PathBuf::new(),
                 medium: String::new(),
+                forced: None,
             })?;
         }
         std::thread::sleep(WRITE_BACK_EVERY);

@@ -46,6 +46,7 @@ impl Made {
             fault: self.fault,
             data: directory.join("v").join(FILE),
             newest: Arc::default(),
+            forced: None,
         })
     }
 }

@@ -58,6 +58,7 @@ fn obey(order: &Order, line: &mut File) -> Result<()> {
         dir: "/mnt/d".into(),
         ring: Path::new("/dev/shm").join(ring),
         medium: order.medium.log().into(),
+        forced: None,
     };
     let mut step = 0;
     if let Some(acknowledged) = order.acknowledged {

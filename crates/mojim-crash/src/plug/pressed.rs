@@ -148,6 +148,7 @@ impl Program {
             dir: "/mnt/d".into(),
             ring: Path::new("/dev/shm").join(ring),
             medium: "disk".into(),
+            forced: None,
         };
         std::fs::create_dir_all(place.dir.join("v"))?;
         match kind {
@@ -177,6 +178,7 @@ impl Program {
                 boot: 0,
                 fault,
                 data,
+                forced: None,
             })
         };
         let config = Config::parse(&text, Path::new("crash.toml"))?;
