@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use mojim::example::Example;
-use mojim::{Error, Heap, PVec, Persistent, Ptr, Tx, Volume};
+use mojim::{Error, Heap, PVec, Persistent, Ptr, Tx, Volume, persistent};
 
 fn attach(config: &std::path::Path) -> Volume {
     Volume::attach(config, "a", None).unwrap_or_else(|e| panic!("{e}"))
@@ -157,6 +157,46 @@ fn what_a_vector_was_leads_nowhere() {
         })
         .unwrap();
     }
+}
+
+persistent! {
+    struct Node { name: Ptr<str>, children: Ptr<PVec<Ptr<Node>>> }
+}
+
+/// A tree is there after the volume was attached anew; one of another type is refused.
+#[test]
+fn vectors_are_fields() {
+    fn node(tx: &mut Tx<'_>, name: &str, depth: u8) -> mojim::Result<Ptr<Node>> {
+        let (text, children) = (tx.alloc_str(name)?, tx.alloc_vec()?);
+        for n in 0..depth {
+            let child = node(tx, &format!("{name}{n}"), n)?;
+            tx.push(children, child)?;
+        }
+        let name = text;
+        tx.alloc(Node { name, children })
+    }
+    fn names(heap: &Heap, at: Ptr<Node>, all: &mut Vec<String>) {
+        let node = heap.get(at).unwrap();
+        all.push(heap.get(node.name).unwrap().to_owned());
+        for child in heap.get(node.children).unwrap() {
+            names(heap, *child, all);
+        }
+    }
+    let example = Example::new();
+    let volume = attach(&example.config());
+    let mut heap = Heap::open(&volume, "tree").unwrap();
+    heap.atomically(|tx| {
+        let root = node(tx, "n", 3)?;
+        tx.set_root("tree", root)
+    })
+    .unwrap();
+    drop((heap, volume));
+    let volume = attach(&example.config());
+    let heap = Heap::open(&volume, "tree").unwrap();
+    let mut all = Vec::new();
+    names(&heap, heap.root("tree").unwrap().unwrap(), &mut all);
+    assert_eq!(all, ["n", "n0", "n1", "n10", "n2", "n20", "n21", "n210"]);
+    assert!(heap.root::<PVec<Ptr<Node>>>("tree").is_err());
 }
 
 /// The two vectors of the program that is killed, and their twins.
