@@ -290,6 +290,18 @@ void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
  * changes it, or another thread has any open for 3 s. */
 int mojim_unmap(void *addr, size_t len);
 
+/* When the region that begins at addr goes (mojim_unmap, mojim_detach), ordinary
+ * memory of this process takes its place, with the bytes that it had: for a program
+ * that cannot tell whether its pointers are all gone. Nothing of it is kept. At no
+ * moment is nothing mapped there; stores meanwhile may be lost. The bytes are copied
+ * (pages of zeros take no memory): all of them have to be the file's, which was not
+ * cut (mojim_truncate), and where there is too little memory, the unmap or detach
+ * fails. (After mojim_finish, by contrast, the memory is the file's still:
+ * another process may change what was not stored to, and where it cuts the file,
+ * loads raise SIGBUS.) EINVAL if no region begins there; EOPNOTSUPP for a reader's,
+ * and one in the copy of another process (mojim_join). */
+int mojim_leave_memory(void *addr);
+
 /* 1 if the address lies in a region of this process, else 0. */
 int mojim_is_region(const void *addr);
 

@@ -176,8 +176,15 @@ int main(int argc, char **argv)
     CHECK(mojim_msync(q, 4096, MS_INVALIDATE) == 0);
     FAILS(mojim_map(m, "atomic2", 4096, MOJIM_RDONLY | MOJIM_CREATE), EINVAL);
     p[5] = 77;
+    /* its bytes outlive it, in memory of ours */
+    FAILS(mojim_leave_memory(p + 4096), EINVAL);
+    FAILS(mojim_leave_memory(path), EINVAL);
+    CHECK(mojim_leave_memory(p) == 0);
     CHECK(mojim_detach(m) == 0);
     CHECK(!mojim_is_region(p) && !mojim_is_region(q));
+    CHECK(p[5] == 77 && p[3900] == 39);
+    p[5] = 78;
+    FAILS(mojim_leave_memory(p), EINVAL);
     FAILS(mojim_msync(p, 1, MS_SYNC), ENOMEM);
 
     m = mojim_attach(argv[1], "a", "v");

@@ -513,6 +513,15 @@ pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_
     })
 }
 
+/// `mojim_leave_memory`.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn mojim_leave_memory(addr: *mut c_void) -> c_int {
+    guard(-1, || {
+        engine::leave_memory(addr as usize)?;
+        Ok(0)
+    })
+}
+
 /// `mojim_is_region`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_is_region(addr: *const c_void) -> c_int {

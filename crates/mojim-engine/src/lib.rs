@@ -23,7 +23,9 @@ pub use reader::files::{Listing, ReaderFiles};
 pub use reader::{Reader, ReaderOptions};
 pub use share::Guest;
 #[doc(hidden)]
-pub use volume::{Batch, Change, Failure, RoomWait, commit_exact, prepare_thread, span_of};
+pub use volume::{
+    Batch, Change, Failure, RoomWait, commit_exact, leave_memory, prepare_thread, span_of,
+};
 pub use volume::{
     CopyReport, Joined, Volume, expect_forks, finish_all, gmsync, gmsync_async, is_region, join,
     msync, msync_async, populate, rollback, unmap,

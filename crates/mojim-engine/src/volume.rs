@@ -63,7 +63,7 @@ pub use exact::{Failure, commit_exact};
 pub use mojim_replica::primary::RoomWait;
 use place::{Attacher, Place};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, prepare_thread, rollback};
-pub use windows::{is_region, populate, span_of, unmap};
+pub use windows::{is_region, leave_memory, populate, span_of, unmap};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);

@@ -13,8 +13,8 @@
 //!   one succeeds.
 //! - A claim's addresses are nobody's but the claim's, or the program's own by its promise
 //!   ([`Claim::over`]): mapping there with `MAP_FIXED` is sound.
-//! - Addresses that were the program's before their region was mapped ([`leave_memory`]) are never
-//!   without memory, also while the region goes: nobody else can map there.
+//! - Addresses that stay the program's when their region goes ([`leave_memory`]) are never without
+//!   memory: nobody else can map there.
 //! - No lock: a forked child may have been made while another thread was here.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
@@ -34,6 +34,9 @@ struct Place {
 
 // SAFETY: `next` is set before anyone else sees the entry, which is never freed.
 unsafe impl Sync for Place {}
+
+/// What new memory holds.
+static ZEROS: [u8; 4096] = [0; 4096];
 
 const FREE: usize = 0;
 const TAKEN: usize = 1;
@@ -208,7 +211,7 @@ pub fn add(start: usize, len: usize) {
 }
 
 /// Ordinary memory with the region's bytes takes its place when it is unmapped: these addresses
-/// are variables of the program.
+/// are variables of the program, or it may still have pointers to them.
 pub fn leave_memory(start: usize) {
     if let Some(place) = all().find(|p| p.start.load(SeqCst) == start) {
         place.stays.store(true, SeqCst);
@@ -237,8 +240,9 @@ pub unsafe fn unmap(start: usize, len: usize) -> Result<()> {
     done.map_err(std::io::Error::from).context(what)
 }
 
-/// Puts ordinary memory with these bytes in place of what is mapped at `at`. At no moment is
-/// nothing mapped there: what another thread maps meanwhile gets other addresses.
+/// Puts ordinary memory with these bytes in place of what is mapped at `at`; pages of zeros stay
+/// untouched. At no moment is nothing mapped there: what another thread maps meanwhile gets other
+/// addresses.
 ///
 /// # Errors
 /// `Io`; what is mapped there stays.
@@ -254,7 +258,11 @@ pub unsafe fn replace(at: *mut u8, bytes: &[u8]) -> Result<()> {
     unsafe {
         let new = mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE);
         let new = new.map_err(std::io::Error::from).context(what)?;
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), new.cast(), bytes.len());
+        for (page, at) in bytes.chunks(ZEROS.len()).zip((0..).step_by(ZEROS.len())) {
+            if *page != ZEROS[..page.len()] {
+                std::ptr::copy_nonoverlapping(page.as_ptr(), new.cast::<u8>().add(at), page.len());
+            }
+        }
         let moved = mremap_fixed(new, len, len, MremapFlags::MAYMOVE, at.cast());
         let moved = moved.map_err(std::io::Error::from).context(what);
         if moved.is_err() {

@@ -18,7 +18,7 @@ use mojim_config::{Rounding, Working};
 use mojim_env::{Error, Result};
 use mojim_memory::committed::Committed;
 use mojim_memory::fork::{check_fork, is_forked};
-use mojim_memory::places::Claim;
+use mojim_memory::places::{self, Claim};
 use mojim_memory::quiescence::Quiescence;
 use mojim_memory::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use mojim_memory::shared::Shared;
@@ -102,6 +102,26 @@ pub fn populate(addr: *const u8, len: usize) -> Result<()> {
 /// Whether `addr` lies in a region.
 pub fn is_region(addr: usize) -> bool {
     window_at(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
+}
+
+/// Ordinary memory takes the place of the region that begins at `start`, when that goes.
+#[doc(hidden)]
+pub fn leave_memory(start: usize) -> Result<()> {
+    check_fork()?;
+    match span_of(start) {
+        Some(span) if span.start == start => places::leave_memory(start),
+        None if is_region(start) => {
+            return Err(Error::Unsupported(format!(
+                "leaving memory at {start:#x}: this process does not commit that region"
+            )));
+        }
+        _ => {
+            return Err(Error::Invalid(format!(
+                "leaving memory at {start:#x}: no region begins there"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The addresses of the region that `addr` lies in, if this process is the one that commits it.
