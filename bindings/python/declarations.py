@@ -20,6 +20,7 @@ int mojim_detach(mojim_t *);
 int mojim_finish(mojim_t *);
 void *mojim_map(mojim_t *, const char *, size_t, int);
 int mojim_unmap(void *, size_t);
+int mojim_leave_memory(void *);
 int mojim_is_region(const void *);
 int mojim_msync(void *, size_t, int);
 struct msync_input { void *address; int length; };

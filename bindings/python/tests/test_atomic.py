@@ -63,10 +63,43 @@ def test_exact_arrays_leave_others_alone(volume):
     with volume.atomic(a[2:4]):
         a[:] = 1
     assert committed(volume).tolist() == [0, 0, 1, 1] + [0] * 12
+    with volume.atomic(a[4::6]):
+        a[4::6] = 1
+    assert committed(volume).tolist() == [0, 0, 1, 1, 1] + [0] * 5 + [1] + [0] * 5
     with pytest.raises(Trouble), volume.atomic(a[0:2], a[8::2]):
         a[:] = 5
         raise Trouble
     assert a.tolist() == [1, 1] + [5] * 6 + [1, 5] * 4
+
+
+@pytest.mark.parametrize("sync", ["atomic", "msync", "gmsync"])
+def test_the_bytes_between_an_arrays_are_not_committed(volume, sync):
+    """Of views of every kind: what they show, and no other byte."""
+    whole = volume.array("f", "i2", (4, 5, 6))
+    shown = np.zeros_like(whole)
+    views = [
+        lambda a: a[::2], lambda a: a[1:3, ::-2, 1:4], lambda a: a.T[::-1, 2], lambda a: a[..., 3],
+        lambda a: a[:, :0], lambda a: a[3:, 1:2, ::5], lambda a: a.view("i1")[..., ::3],
+        lambda a: np.broadcast_to(a[2], (9, 5, 6))[:, ::2],
+        lambda a: np.lib.stride_tricks.sliding_window_view(a[0, :, 0], 3, writeable=True),
+        lambda a: a[0, 0].view([("x", "i2"), ("y", "i2")])["y"], lambda a: a[2:, 1].T,
+    ]
+    for n, view in enumerate(views):
+        with volume.atomic(whole):
+            whole[:] = 0
+        shown[:] = 0
+        shown_part = view(shown)
+        shown_part.flags.writeable or shown_part.setflags(write=True)
+        shown_part[...] = -1
+        part = view(whole)
+        if sync == "atomic":
+            part.flags.writeable or part.setflags(write=True)
+            with volume.atomic(part):
+                whole[:] = -1
+        else:
+            whole[:] = -1
+            getattr(mojim, sync)(part)
+        assert (committed(volume, dtype="i2") == shown.ravel()).all(), n
 
 
 def test_arrays_of_every_shape(volume):
@@ -190,6 +223,30 @@ def test_no_detach_in_a_block(config):
                 end()
         region[0] = 1
     volume.detach()
+
+
+@pytest.mark.parametrize("call", ["sync", "rollback"])
+def test_what_is_about_all_waits_for_a_block(volume, call):
+    """`sync` commits, and `rollback` undoes, no half of a block: not of another thread's, and not
+    of one's own."""
+    a = volume.array("f", "i8", 2)
+    with volume.atomic():
+        a[:] = 5
+    for ends in (True, False):
+        thread = threading.Thread(target=getattr(volume, call))
+        with contextlib.suppress(Trouble), volume.atomic():
+            a[0] += 1
+            with pytest.raises(mojim.Busy, match="within"):
+                getattr(volume, call)()
+            thread.start()
+            # It is in the call by then, and if it is late, nothing is shown.
+            thread.join(0.2)
+            a[1] += 1
+            if not ends:
+                raise Trouble
+        thread.join()
+        assert a.tolist() == [6, 6] == committed(volume).tolist()
+    assert volume._block is None and not volume._lock.locked()
 
 
 def test_several_regions_are_one(config):

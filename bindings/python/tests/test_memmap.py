@@ -32,7 +32,10 @@ def test_the_same_as_numpys(volume, tmp_path):
             + [a.mode, b.mode, c.mode, d.offset]
         )
         del a, b, c, d, results
-    assert said[0] == said[1]
+        e = make(dtype=("i4", (2,)), mode="w+", shape=6)
+        said.append((e.shape, e.dtype.name, e.any()))
+        del e
+    assert said[:2] == said[2:]
 
 
 def test_arguments_that_are_wrong(volume):
@@ -87,6 +90,33 @@ def test_a_file_that_is_made_anew_is_zero(config):
         # The zeros are not committed yet.
         volume.rollback()
         assert a.tolist() == [1] * 10
+
+
+def test_another_size_of_a_file_that_is_mapped(volume):
+    """Nobody has an array of it: it is cut, or grows, and keeps what was stored."""
+    a = mojim.memmap("f", "i8", "w+", shape=100)
+    a[:] = 1
+    a.flush()
+    with pytest.raises(mojim.Busy, match="views of f"):
+        mojim.memmap("f", "i8", "w+", shape=10)
+    with pytest.raises(mojim.Busy, match="views of f"):
+        mojim.memmap("f", "i8", "r+", shape=20000)
+    assert volume.size("f") == 800 and a.sum() == 100
+    del a
+    mojim.memmap("f", "i8", "w+", shape=10).flush()
+    assert mojim.memmap("f", "i8").shape == (10,) and volume.size("f") == 80
+    region = volume.map("f")
+    region[0:1] = b"\x07"
+    a = mojim.memmap("f", "i8", "w+", shape=20000)
+    assert a.shape == (20000,) and not a.any() and volume.map("f") is region
+    a[5] = 5
+    a[5:6].flush()
+    a[9] = a[19999] = 9
+    del a
+    a = mojim.memmap("f", "i8", "r+", shape=30000)
+    assert a[5] == 5 and a[9] == a[19999] == 9 and np.count_nonzero(a) == 3
+    volume.rollback()
+    assert a[5] == 5 and np.count_nonzero(a) == 1
 
 
 def test_others_get_a_copy(volume):

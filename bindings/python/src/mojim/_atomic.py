@@ -16,8 +16,8 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ._library import Error, ffi
-from ._ranges import commit, span
+from ._library import Error, error, ffi
+from ._ranges import commit, runs
 
 if TYPE_CHECKING:
     from ._volume import Volume
@@ -131,8 +131,8 @@ class Atomic:
             volume._alive()
         self.thread = thread = get_ident()
         self.results = []
-        # Of each array, in the order in which they were given: where it lies, what it held, and
-        # itself if it has gaps.
+        # Of each array (of one with gaps: of each of its runs of bytes), in the order in which they
+        # were given: where it lies, what it held, and what holds the memory, if not the first.
         self.saved: list[tuple[tuple[Any, int], Any, Any]] = []
         self.everything = not self.arrays
         around = volume._block
@@ -146,7 +146,7 @@ class Atomic:
             self.locked.extend(map(lock.acquire, _TRUE))
             if volume._torn:
                 # Before this is the volume's block: if that fails, there is nothing to undo.
-                volume._mend()
+                self.mend()
         volume._block = self
         saved = self.saved
         for array in self.arrays:
@@ -156,10 +156,13 @@ class Atomic:
                 # It has gaps, or a type that has no buffer.
                 if not array.flags.writeable:
                     raise
-                saved.append((span(array), array.copy(), array))
+                saved += [((at, n), _unpack(at, n), array) for at, n in runs(array)]
             else:
                 length = len(data)
                 saved.append(((data, length), _unpack(data, length), None))
+
+    def mend(self) -> None:
+        self.volume._mend()
 
     def commit(self) -> None:
         volume = self.volume
@@ -216,13 +219,34 @@ class Atomic:
                 self.parent.doomed = True
             elif self.volume._handle is not None:
                 # The copies are not put back: they may hold what an outer block had stored.
-                self.volume.rollback()
+                self.volume._roll_back()
             return
-        for (data, _), saved, array in reversed(self.saved):
-            if array is None:
-                _buffer(data)[:] = saved
-            else:
-                array[...] = saved
+        for (data, length), saved, _ in reversed(self.saved):
+            _buffer(data, length)[:] = saved
+
+
+class Turn(Atomic):
+    """A turn between the blocks of a volume: its body is in none, nor is any other thread. It
+    commits and undoes nothing by itself."""
+
+    def __init__(self, volume: Volume):
+        super().__init__(volume, ())
+
+    def begin(self) -> None:
+        around = self.volume._block
+        if around is not None and around.thread == get_ident():
+            raise error(errno.EBUSY, "not within an atomic block: its end commits or undoes it")
+        super().begin()
+
+    def mend(self) -> None:
+        # The body's sync point does it, and tells of it.
+        pass
+
+    def commit(self) -> None:
+        self.results.append((0, 0))
+
+    def put_back(self) -> None:
+        pass
 
 
 def _leave(run: Atomic, kind: Any, value: Any, traceback: Any) -> None:

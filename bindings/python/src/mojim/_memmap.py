@@ -26,9 +26,9 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
 
     ``mode``: ``"r"`` and ``"r+"``, a file that is there, for reading, or also for storing (with
     a ``shape`` beyond its end it grows); ``"w+"``, a file that is made, or filled with zeros (a
-    longer one is cut at once, and durably: only the zeros wait for the first flush); ``"c"``, a
-    copy in memory, of which nothing is kept. ``volume``: where the file is; may be left out where
-    one volume is attached.
+    longer one is cut at once, and durably: only the zeros wait for the first flush; :class:`Busy`
+    while there are arrays of a longer one); ``"c"``, a copy in memory, of which nothing is kept.
+    ``volume``: where the file is; may be left out where one volume is attached.
 
     >>> a = mojim.memmap("data", dtype="f4", mode="w+", shape=(3, 4))
     >>> a[1] = 2.5
@@ -75,7 +75,8 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
             array = array.copy(order)
         self = array.view(cls)
         if mode_ == "w+":
-            self.fill(numpy.zeros((), kind)[()])
+            # Of a type of subarrays, which has made more dimensions, the element's.
+            self.fill(numpy.zeros((), self.dtype)[()])
         self.mode, self.offset = mode_, offset
         return self
 
@@ -113,10 +114,15 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
 
 
 def _cut(volume: Volume, file: str, size: int) -> None:
-    """Gives a file that is there, and not mapped, this size."""
-    if size == 0:
+    """Gives a file that is there, and longer, this size; :class:`Busy` while there are arrays or
+    views of it."""
+    if size <= 0:
         raise error(errno.EINVAL, "an empty file cannot be mapped")
     with volume._state:
-        if file in volume and file not in volume._regions and volume.size(file) > size:
+        if file in volume and volume.size(file) > size:
+            region = volume._regions.get(file)
+            if region is not None:
+                volume._require_free(region)
+                region.unmap()
             if lib.mojim_truncate(volume._alive(), os.fsencode(file), size) != 0:
                 raise last_error()

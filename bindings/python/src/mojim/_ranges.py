@@ -38,22 +38,30 @@ def refuse_torn(ranges: Sequence[tuple[Any, int]]) -> None:
             raise Error(errno.ECANCELED, text)
 
 
-def span(array: Any) -> tuple[Any, int]:
-    """Where the bytes of an array lie: from the first to the last, and all between."""
+def runs(array: Any) -> list[tuple[Any, int]]:
+    """Where the bytes of an array lie: of one with gaps, all that is between two of them."""
     try:
         data = _from_buffer(array)
-        return data, len(data)
+        return [(data, len(data))]
     except (BufferError, ValueError):
         interface = getattr(array, "__array_interface__", None)
         if interface is None:
             raise
-    low = high = int(interface["data"][0])
     if array.size == 0:
-        return ffi.cast("char *", low), 0
-    for n, stride in zip(array.shape, array.strides):
-        low += min(0, (n - 1) * stride)
-        high += max(0, (n - 1) * stride)
-    return ffi.cast("char *", low), high + array.itemsize - low
+        return []
+    start, length = int(interface["data"][0]), array.itemsize
+    outer = []
+    # By the distance of neighbours: what is without gaps is one run.
+    for stride, n in sorted((abs(s), n) for n, s in zip(array.shape, array.strides)):
+        if stride <= length:
+            length = max(length, stride * (n - 1) + length)
+        else:
+            outer.append((stride, n))
+    start += sum(min(0, (n - 1) * s) for n, s in zip(array.shape, array.strides))
+    starts = [start]
+    for stride, n in reversed(outer):
+        starts = [at + i for at in starts for i in range(0, n * stride, stride)]
+    return [(ffi.cast("char *", at), length) for at in starts]
 
 
 def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
@@ -65,19 +73,21 @@ def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
     return [(base + start, min(PIECE, length - start)) for start in starts]
 
 
-def commit(ranges: Sequence[tuple[Any, int]], results: list[Any]) -> None:
+def commit(
+    ranges: Sequence[tuple[Any, int]], results: list[Any], flags: int = MS_SYNC
+) -> None:
     """Commits ranges together. Puts the call's result, with its errno, into ``results`` in the
     same step (as `once` does)."""
     if torn:
         refuse_torn(ranges)
     address, length = ranges[0] if len(ranges) == 1 else (None, 0)
     if length:
-        results.extend(zip(starmap(_msync, ((address, length, MS_SYNC),)), _errnos))
+        results.extend(zip(starmap(_msync, ((address, length, flags),)), _errnos))
     else:
         parts = [p for r in ranges for p in pieces(*r)]
         if parts:
             inputs = ffi.new("struct msync_input[]", parts)
-            results.extend(zip(starmap(lib.gmsync, ((inputs, len(parts), MS_SYNC),)), _errnos))
+            results.extend(zip(starmap(lib.gmsync, ((inputs, len(parts), flags),)), _errnos))
         else:
             results.append((0, 0))
     if results[0][0] != 0:
@@ -86,8 +96,8 @@ def commit(ranges: Sequence[tuple[Any, int]], results: list[Any]) -> None:
 
 def msync(array: Any, wait: bool = True) -> None:
     """Commits the bytes of an array, a slice, or a memoryview of a region: atomically, and no
-    other byte. (If the array has gaps, these are committed, too.) With ``wait=False`` it begins
-    to commit only: :func:`last_lsn` has its number, for :meth:`Volume.wait`.
+    other byte, whether they are in an open block or not. With ``wait=False`` it begins to commit
+    only: :func:`last_lsn` has its number, for :meth:`Volume.wait`.
 
     >>> accounts = volume.array("accounts", "i8", 4)
     >>> accounts[1:3] = 7
@@ -95,20 +105,22 @@ def msync(array: Any, wait: bool = True) -> None:
 
     An interrupt (Ctrl-C) takes effect after the commit. :class:`Error` where the memory is in no
     region."""
+    flags = MS_SYNC if wait else MS_ASYNC
     try:
         data = _from_buffer(array)
-        length = len(data)
     except (BufferError, ValueError):
-        data, length = span(array)
+        commit(runs(array), [], flags)
+        return
+    length = len(data)
     if torn:
         refuse_torn([(data, length)])
-    if length and _msync(data, length, MS_SYNC if wait else MS_ASYNC) != 0:
+    if length and _msync(data, length, flags) != 0:
         raise last_error()
 
 
 def gmsync(*arrays: Any) -> None:
     """Commits several arrays, slices or memoryviews of one volume, atomically together."""
-    commit([span(a) for a in arrays], [])
+    commit([r for a in arrays for r in runs(a)], [])
 
 
 def last_lsn() -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._atomic import Atomic
+from ._atomic import Atomic, Turn
 from ._library import ATOMIC, CREATE, MS_ASYNC, MS_INVALIDATE, MS_SYNC, RDONLY, SHARED
 from ._library import Error, NotFound, Stale, Torn, error, ffi, last_error, lib, once
 from ._ranges import commit, pieces, refuse_torn, torn
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 MAP_FAILED = ffi.cast("void *", -1)
+#: What is compared, and stored, at a time, where a region is mapped anew.
+PIECE = 1 << 16
 
 
 def _plain(dtype: DTypeLike) -> numpy.dtype[Any]:
@@ -48,12 +50,13 @@ class Region:
     itself. Nothing that is stored is kept until a sync point commits it. Any thread may use it.
     """
 
-    def __init__(self, volume: Volume, name: str, address: Any, size: int, read_only: bool):
+    def __init__(self, volume: Volume, name: str, size: int, flags: int):
         self.volume = volume
         self.name = name
         self.size = size
-        self.read_only = read_only
-        self._base: Any = ffi.cast("char *", address)
+        self.read_only = flags & RDONLY != 0
+        self._flags = flags
+        self._base: Any = None
         self._buffer: Any = None
 
     def __repr__(self) -> str:
@@ -167,8 +170,9 @@ class Volume:
     """An attached volume. Made by :func:`mojim.attach`; any thread may use it.
 
     As a context manager it is detached at the end of the outermost ``with``. Arrays that are
-    still alive then can be read on (they are copies of their own from then on, and nothing
-    that is stored to them is kept).
+    still alive then are copies from then on: they take memory, can be read on, and nothing that
+    is stored to them is kept. (A reader's, and those of a volume that another process shares,
+    may follow for a while what is committed.)
     """
 
     def __init__(self, handle: Any, directory: str, how: str):
@@ -216,8 +220,8 @@ class Volume:
     ) -> Region:
         """The region of a file: all of it. The same one again while it is mapped.
 
-        ``size``: bytes; a file that is shorter becomes so long, with zeros. Without it the
-        file has to be there. ``create=False``: :class:`NotFound` where it is not there.
+        ``size``: bytes; a file that is shorter becomes so long, with zeros (:class:`Busy` where
+        it is mapped and there are arrays or views of it). Without it the file has to be there. ``create=False``: :class:`NotFound` where it is not there.
         ``shared``: a working copy that other processes of this node can map, too
         (:func:`mojim.join`)."""
         file = os.fsdecode(file)
@@ -226,8 +230,7 @@ class Volume:
             region = self._regions.get(file)
             if region is not None and region._base is not None:
                 if size is not None and size > region.size:
-                    text = f"{file!r} is mapped with {region.size} bytes: unmap it before it grows"
-                    raise error(errno.EBUSY, text)
+                    self._grow(region, size)
                 return region
             name = os.fsencode(file)
             length = lib.mojim_size(handle, name)
@@ -241,19 +244,45 @@ class Volume:
             flags = RDONLY if self._reader else ATOMIC
             flags |= CREATE if create and not self._reader else 0
             flags |= SHARED if shared else 0
-            made: list[Any] = []
-            try:
-                address = once(made, lib.mojim_map, handle, name, length, flags)
-                if address == MAP_FAILED:
-                    raise last_error()
-                region = Region(self, file, address, length, self._reader)
-                self._regions[file] = region
-                return region
-            except KeyboardInterrupt:
-                # It came while the call ran. Nobody would know the region.
-                if made and made[0] != MAP_FAILED and file not in self._regions:
-                    lib.mojim_unmap(made[0], length)
-                raise
+            region = Region(self, file, length, flags)
+            self._place(region)
+            return region
+
+    def _place(self, region: Region) -> None:
+        """Maps it."""
+        made: list[Any] = []
+        name = os.fsencode(region.name)
+        try:
+            address = once(made, lib.mojim_map, self._alive(), name, region.size, region._flags)
+            if address == MAP_FAILED:
+                raise last_error()
+            region._base = ffi.cast("char *", address)
+            self._regions[region.name] = region
+        except KeyboardInterrupt:
+            # It came while the call ran. Nobody would know the region.
+            if made and made[0] != MAP_FAILED and region.name not in self._regions:
+                region._base = None
+                lib.mojim_unmap(made[0], region.size)
+            raise
+
+    def _grow(self, region: Region, size: int) -> None:
+        """Maps a region anew, with so many bytes. What was stored, and not committed, stays so."""
+        self._require_free(region)
+        length = self.size(region.name)
+        if length < size:
+            # First: where that fails (a full disk, say), nothing has changed.
+            if lib.mojim_truncate(self._alive(), os.fsencode(region.name), size) != 0:
+                raise last_error()
+        stored = ffi.buffer(region._base, region.size)[:]
+        self._unmap(region)
+        region.size = max(length, size)
+        self._place(region)
+        if not region.read_only:
+            memory = ffi.buffer(region._base, len(stored))
+            for start in range(0, len(stored), PIECE):
+                part = stored[start : start + PIECE]
+                if memory[start : start + PIECE] != part:
+                    memory[start : start + PIECE] = part
 
     def array(
         self,
@@ -291,6 +320,14 @@ class Volume:
                     region._base = base
                 else:
                     self._regions.pop(region.name, None)
+
+    def _require_free(self, region: Region) -> None:
+        """:class:`Busy` where a file's size cannot change, as its region has to be unmapped."""
+        try:
+            self._require_unheld([region])
+        except BufferError as e:
+            text = f"{e}: {region.size} bytes are mapped, and another size needs another mapping"
+            raise error(errno.EBUSY, text) from None
 
     def _require_unheld(self, regions: list[Region]) -> None:
         if any(r._is_held() for r in regions):
@@ -340,11 +377,18 @@ class Volume:
         return Atomic(self, arrays)
 
     def sync(self) -> None:
-        """Commits what was changed in all regions, atomically together."""
-        commit(self._ranges(), [])
+        """Commits what was changed in all regions, atomically together: what threads had stored
+        without a block. Waits for the block of another thread; :class:`Busy` within one."""
+        with Turn(self):
+            commit(self._ranges(), [])
 
     def rollback(self) -> None:
-        """Brings all regions back to what was committed last. :class:`Torn` if that fails."""
+        """Brings all regions back to what was committed last. :class:`Torn` if that fails. Waits
+        for the block of another thread; :class:`Busy` within one: an exception undoes it."""
+        with Turn(self):
+            self._roll_back()
+
+    def _roll_back(self) -> None:
         with self._state:
             ranges = self._ranges()
             # First: it counts, too, if this is interrupted.
@@ -371,7 +415,7 @@ class Volume:
         thread is in, it awaits the end.)"""
         with self._state:
             if self._torn and self._handle is not None:
-                self.rollback()
+                self._roll_back()
                 return True
             return False
 
@@ -496,7 +540,10 @@ class Volume:
                 self.detach()
             except BufferError:
                 # The memory stays for those who hold it.
-                self._end(lib.mojim_finish)
+                held = [r._base for r in self._regions.values() if r._is_held()]
+                left = [lib.mojim_leave_memory(base) for base in held]
+                # Where this process does not commit, it is not the file that is mapped.
+                self._end(lib.mojim_finish if any(left) else lib.mojim_detach)
 
 
 # ---- which volumes this process has attached -------------------------------------
