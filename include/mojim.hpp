@@ -1,6 +1,6 @@
 // mojim.hpp - Mojim for C++17: RAII handles, and containers in a persistent heap.
 //
-// This header is the manual; mojim.h and mojim_heap.h, which it stands on, have the
+// This header is the manual; mojim.h, mojim_heap.h and mojim_tx.h, which it stands on, have the
 // promises, limits and thread rules. It is all inline: link with -lmojim.
 // Source: FAMS, Section 4.1 ("Persistent Heap and C++ STL").
 //
@@ -14,8 +14,10 @@
 // 1. Every byte of what persists must lie in the heap: containers with mojim::allocator (the
 //    aliases below), and no pointer or reference out of it. What cannot persist is refused when it
 //    is compiled, where that can be seen (mojim::persists): classes with virtual functions, function
-//    pointers, references, std::function, std::shared_ptr, std::unique_ptr, mutexes and threads, and
-//    containers whose allocator knows no heap (std::allocator, std::pmr). A member of such a type in a class of yours is not seen.
+//    pointers, references, std::function, std::shared_ptr, std::unique_ptr, std::any, mutexes, threads,
+//    futures, and containers whose allocator knows no heap (std::allocator, std::pmr). Also as a
+//    container's element, comparator or hash, and in a pair, tuple, variant, optional or array. A member
+//    of such a type in a class of yours is not seen.
 // 2. A container that is made without an allocator is in the heap that was opened first, also one within
 //    another container or class, whatever heap that is in. So a program that has several heaps open gives
 //    each container its allocator. A mojim::string on the stack must not live on after a rollback (of
@@ -30,32 +32,43 @@
 #if __cplusplus < 201703L
 #error "mojim.hpp needs C++17"
 #endif
+#ifndef __cpp_exceptions
+#error "mojim.hpp needs exceptions: it cannot be used with -fno-exceptions"
+#endif
 
+#include <any>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <climits>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <future>
+#include <initializer_list>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <new>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <thread>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <mojim.h>
-#include <mojim_heap.h>
+#include <mojim_tx.h>
 
 namespace mojim {
 
@@ -63,7 +76,9 @@ namespace mojim {
 class error : public std::system_error {
 public:
     explicit error(int number)
-        : std::system_error(number, std::generic_category()), text_(mojim_last_error()) {}
+        : error(number, mojim_last_error()) {}
+    error(int number, const char *text)
+        : std::system_error(number, std::generic_category()), text_(text) {}
     const char *what() const noexcept override { return text_.c_str(); }
     /// As mojim.h lists them.
     int number() const noexcept { return code().value(); }
@@ -87,16 +102,32 @@ template <class T>
 struct allocates_elsewhere<T, std::void_t<typename T::allocator_type>>
     : knows_no_heap<typename T::allocator_type> {};
 
-template <class T> struct points_elsewhere : std::false_type {};
+// What is locked waits for threads of this run: all mutexes, and guards of them.
+template <class T, class = void> struct is_lock : std::false_type {};
+template <class T>
+struct is_lock<T, std::void_t<decltype(std::declval<T &>().lock()), decltype(std::declval<T &>().unlock())>>
+    : std::true_type {};
+// Threads, condition variables.
+template <class T, class = void> struct is_of_system : std::false_type {};
+template <class T>
+struct is_of_system<T, std::void_t<typename T::native_handle_type>> : std::true_type {};
+
+template <class T> struct points_elsewhere : std::disjunction<is_lock<T>, is_of_system<T>> {};
 template <class S> struct points_elsewhere<std::function<S>> : std::true_type {};
+template <class T> struct points_elsewhere<std::reference_wrapper<T>> : std::true_type {};
+template <class T> struct points_elsewhere<std::initializer_list<T>> : std::true_type {};
 template <class T> struct points_elsewhere<std::shared_ptr<T>> : std::true_type {};
 template <class T> struct points_elsewhere<std::weak_ptr<T>> : std::true_type {};
 template <class T, class D> struct points_elsewhere<std::unique_ptr<T, D>> : std::true_type {};
+template <class T> struct points_elsewhere<std::future<T>> : std::true_type {};
+template <class T> struct points_elsewhere<std::shared_future<T>> : std::true_type {};
+template <class T> struct points_elsewhere<std::promise<T>> : std::true_type {};
+template <class S> struct points_elsewhere<std::packaged_task<S>> : std::true_type {};
 template <class C, class S>
 struct points_elsewhere<std::basic_string_view<C, S>> : std::true_type {};
-template <> struct points_elsewhere<std::thread> : std::true_type {};
-template <> struct points_elsewhere<std::mutex> : std::true_type {};
-template <> struct points_elsewhere<std::recursive_mutex> : std::true_type {};
+template <> struct points_elsewhere<std::any> : std::true_type {};
+template <> struct points_elsewhere<std::exception_ptr> : std::true_type {};
+template <> struct points_elsewhere<std::condition_variable_any> : std::true_type {};
 } // namespace detail
 
 /// Whether a value of type T can be kept, as far as can be seen. Specialise it as std::true_type for a
@@ -104,14 +135,32 @@ template <> struct points_elsewhere<std::recursive_mutex> : std::true_type {};
 template <class T, class = void> struct persists;
 
 namespace detail {
-template <class T, class = void> struct parts_persist : std::true_type {};
-template <class A, class B>
-struct parts_persist<std::pair<A, B>>
-    : std::conjunction<persists<std::remove_cv_t<A>>, persists<std::remove_cv_t<B>>> {};
+// What a container says that it holds. (std::filesystem::path has a string_type.)
+#define MOJIM_PART_(part)                                                                           \
+    template <class T, class = void> struct part##_persists : std::true_type {};                    \
+    template <class T> struct part##_persists<T, std::void_t<typename T::part>> : persists<typename T::part> {};
+MOJIM_PART_(key_compare)
+MOJIM_PART_(hasher)
+MOJIM_PART_(key_equal)
+MOJIM_PART_(container_type)
+MOJIM_PART_(string_type)
+#undef MOJIM_PART_
+
+template <class T, class = void> struct elements_persist : std::true_type {};
 template <class T>
-struct parts_persist<T, std::void_t<typename T::allocator_type, typename T::value_type>>
-    : std::conditional_t<std::is_class_v<typename T::value_type>,
-                         persists<std::remove_cv_t<typename T::value_type>>, std::true_type> {};
+struct elements_persist<T, std::void_t<typename T::allocator_type, typename T::value_type>>
+    : persists<typename T::value_type> {};
+
+template <class T> struct parts_persist
+    : std::conjunction<elements_persist<T>, key_compare_persists<T>, hasher_persists<T>,
+                       key_equal_persists<T>, container_type_persists<T>, string_type_persists<T>> {};
+template <class A, class B>
+struct parts_persist<std::pair<A, B>> : std::conjunction<persists<A>, persists<B>> {};
+template <class... T> struct parts_persist<std::tuple<T...>> : std::conjunction<persists<T>...> {};
+template <class... T> struct parts_persist<std::variant<T...>> : std::conjunction<persists<T>...> {};
+template <class T> struct parts_persist<std::optional<T>> : persists<T> {};
+template <class T> struct parts_persist<std::atomic<T>> : persists<T> {};
+template <class T, std::size_t N> struct parts_persist<std::array<T, N>> : persists<T> {};
 
 template <class T>
 constexpr bool is_plain_pointer_out =
@@ -123,11 +172,16 @@ template <class T>
 struct class_persists<T, true>
     : std::bool_constant<!std::is_polymorphic_v<T> && !allocates_elsewhere<T>::value &&
                          !points_elsewhere<T>::value && parts_persist<T>::value> {};
+
+// T is neither const nor volatile.
+template <class T>
+struct plain_persists : std::bool_constant<!std::is_reference_v<T> && !is_plain_pointer_out<T> &&
+                                           class_persists<T>::value> {};
 } // namespace detail
 
 template <class T, class>
-struct persists : std::bool_constant<!std::is_reference_v<T> && !detail::is_plain_pointer_out<T> &&
-                                     detail::class_persists<T>::value> {};
+struct persists : std::conditional_t<std::is_same_v<T, std::remove_cv_t<T>>, detail::plain_persists<T>,
+                                     persists<std::remove_cv_t<T>>> {};
 template <class T, std::size_t N> struct persists<T[N]> : persists<T> {};
 
 namespace detail {
@@ -175,6 +229,7 @@ template <class T> std::string tag() {
     std::string all = head;
     return all.append(name.substr(0, 127 - all.size()));
 }
+class block;
 } // namespace detail
 
 /// An attachment (mojim_attach). It ends with the object, which detaches: an error of that is lost, so
@@ -224,6 +279,8 @@ template <class T> class mapping {
 
 public:
     mapping(volume &v, const std::string &file, std::size_t n, int flags = MOJIM_CREATE) {
+        if (n > SIZE_MAX / sizeof(T))
+            throw error(EINVAL, "mojim: more elements than memory can have");
         void *p = mojim_map(v.get(), file.c_str(), n * sizeof(T), flags);
         if (p == MAP_FAILED)
             detail::fail();
@@ -250,8 +307,10 @@ public:
     T &operator[](std::size_t i) const noexcept { return data_[i]; }
     T *begin() const noexcept { return data_; }
     T *end() const noexcept { return data_ + n_; }
-    /// Commits n elements from the first on; all, if they are left out.
+    /// Commits n elements from the first on; all to the end, if n is left out.
     void sync(std::size_t first = 0, std::size_t n = SIZE_MAX) {
+        if (first > n_ || (n != SIZE_MAX && n > n_ - first))
+            throw error(EINVAL, "mojim: the mapping has fewer elements");
         if (n == SIZE_MAX)
             n = n_ - first;
         if (mojim_msync(data_ + first, n * sizeof(T), MS_SYNC) != 0)
@@ -263,26 +322,33 @@ private:
     std::size_t n_ = 0;
 };
 
-/// Commits several objects of one volume, atomically together (gmsync).
+/// Commits several objects of one volume, atomically together (gmsync): their own bytes, so what is no
+/// plain bytes is refused. A container's elements lie elsewhere: commit its heap.
 template <class... T> void sync(const T &...objects) {
+    static_assert((std::is_trivially_copyable_v<T> && ...),
+                  "mojim: sync() commits an object's own bytes, and this one has others: commit its heap");
+    static_assert(((sizeof(T) <= INT_MAX) && ...), "mojim: too large for gmsync: use mojim::mapping");
     msync_input all[] = {{const_cast<void *>(static_cast<const volatile void *>(std::addressof(objects))),
                           static_cast<int>(sizeof objects)}...};
     if (gmsync(all, sizeof...(objects), MS_SYNC) != 0)
         detail::fail();
 }
 
-/// A persistent heap (mojim_heap_open). Closed with the object.
+/// A persistent heap (mojim_heap_open). Closed with the object. With MOJIM_HEAP_EXACT only transactions
+/// of mojim_tx.h change it: a container cannot, for it does not tell what it stores.
 class heap {
 public:
     explicit heap(volume &v, const std::string &file, std::size_t capacity = 0, void *address = nullptr,
                   int flags = 0)
-        : handle_(mojim_heap_open(v.get(), file.c_str(), capacity, address, flags)) {
+        : handle_(mojim_heap_open(v.get(), file.c_str(), capacity, address, flags)),
+          exact_((flags & MOJIM_HEAP_EXACT) != 0) {
         if (!handle_)
             detail::fail();
     }
-    heap(heap &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    heap(heap &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)), exact_(other.exact_) {}
     heap &operator=(heap &&other) noexcept {
         std::swap(handle_, other.handle_);
+        std::swap(exact_, other.exact_);
         return *this;
     }
     ~heap() {
@@ -291,13 +357,16 @@ public:
     }
     mojim_heap_t *get() const noexcept { return handle_; }
 
-    /// Commits all that was stored (mojim_heap_sync).
+    /// Commits all that was stored (mojim_heap_sync). EINVAL within mojim::atomically, of which it would
+    /// commit half.
     void sync() {
+        check_outside();
         if (mojim_heap_sync(handle_) != 0)
             detail::fail();
     }
     /// Undoes all that was stored since (mojim_heap_rollback).
     void rollback() {
+        check_outside();
         if (mojim_heap_rollback(handle_) != 0)
             detail::fail();
     }
@@ -310,7 +379,7 @@ public:
         return static_cast<T *>(p);
     }
     /// The root of this name; if it is not there, made from `arguments` and committed with the
-    /// next sync.
+    /// next sync; with MOJIM_HEAP_EXACT in a transaction: one of its own, where none is open.
     template <class T, class... A> T &root(const std::string &name, A &&...arguments);
     /// Makes an object. A container in it gets the heap as its allocator's.
     template <class T, class... A> T *make(A &&...arguments);
@@ -332,7 +401,15 @@ public:
     }
 
 private:
+    friend class detail::block;
+    template <class T, class... A> T &make_root(const std::string &name, A &&...arguments);
+    void check_outside() const {
+        if (in_block_)
+            throw error(EINVAL, "mojim: within mojim::atomically of this heap");
+    }
     mojim_heap_t *handle_;
+    bool exact_ = false;
+    bool in_block_ = false; // of mojim::atomically
 };
 
 /// An allocator for containers of the standard library and of Boost, which allocates in a heap. A container
@@ -421,9 +498,7 @@ template <class T, class... A> T *heap::make(A &&...arguments) {
     }
 }
 
-template <class T, class... A> T &heap::root(const std::string &name, A &&...arguments) {
-    if (T *p = find<T>(name))
-        return *p;
+template <class T, class... A> T &heap::make_root(const std::string &name, A &&...arguments) {
     T *p = make<T>(std::forward<A>(arguments)...);
     if (mojim_root_set(handle_, name.c_str(), p, detail::tag<T>().c_str()) != 0) {
         const error why(errno);
@@ -433,34 +508,88 @@ template <class T, class... A> T &heap::root(const std::string &name, A &&...arg
     return *p;
 }
 
-/// Runs `f`, then commits the heap: all that `f` did is durable and replicated when this returns, or,
-/// after a crash, none of it is. If `f` throws, all that was stored in the heap since its last commit
-/// is undone, and the exception goes on. (If that fails too, the heap can only be closed: its calls
-/// throw.) Returns what `f` returns. If the commit fails it throws, and memory stays as `f` left it:
-/// the next one commits it. One thread at a time, and neither within itself nor in a transaction of
-/// mojim_tx.h.
-template <class F> auto atomically(heap &h, F &&f) {
-    auto undo = [&]() noexcept { mojim_heap_rollback(h.get()); };
-    if constexpr (std::is_void_v<decltype(f())>) {
-        try {
-            std::forward<F>(f)();
-        } catch (...) {
-            undo();
-            throw;
+template <class T, class... A> T &heap::root(const std::string &name, A &&...arguments) {
+    if (T *p = find<T>(name))
+        return *p;
+    if (!exact_)
+        return make_root<T>(name, std::forward<A>(arguments)...);
+    if (mojim_tx_begin() != 0)
+        detail::fail();
+    T *p;
+    try {
+        p = &make_root<T>(name, std::forward<A>(arguments)...);
+    } catch (...) {
+        mojim_tx_abort();
+        throw;
+    }
+    while (mojim_tx_commit() != 0) {
+        const error why(errno);
+        // What is in doubt cannot be aborted: then the commit is tried again.
+        if (mojim_tx_abort() == 0 || errno != ETIMEDOUT)
+            throw why;
+    }
+    return *p;
+}
+
+namespace detail {
+// One run of mojim::atomically.
+class block {
+public:
+    explicit block(heap &h) : heap_(h) {
+        h.check_outside();
+        if (h.exact_)
+            throw error(EOPNOTSUPP,
+                        "mojim: a heap with MOJIM_HEAP_EXACT is changed by the transactions of mojim_tx.h");
+        if (mojim_tx_is_open())
+            throw error(EINVAL, "mojim: a transaction of mojim_tx.h is open");
+        h.in_block_ = true;
+    }
+    ~block() { heap_.in_block_ = false; }
+    block(const block &) = delete;
+    block &operator=(const block &) = delete;
+    void commit() {
+        if (mojim_heap_sync(heap_.get()) != 0)
+            fail();
+    }
+    // Within a handler. Transactions that are open were begun within the block.
+    [[noreturn]] void undo() {
+        while (mojim_tx_is_open() && mojim_tx_abort() == 0) {
         }
-        h.sync();
+        if (mojim_heap_rollback(heap_.get()) != 0)
+            std::throw_with_nested(error(errno));
+        throw;
+    }
+
+private:
+    heap &heap_;
+};
+} // namespace detail
+
+/// Runs `f`, then commits the heap: all that `f` did is durable and replicated when this returns, or,
+/// after a crash, none of it is. Returns what `f` returns, a reference where that is one.
+///   - If `f` throws, all that was stored in the heap since its last commit is undone, and the
+///     exception goes on. If that fails, a mojim::error is thrown, in which the exception is nested
+///     (std::rethrow_if_nested): nothing was undone. After EIO the heap can only be closed.
+///   - If the commit fails it throws, and memory stays as `f` left it: the next one commits it.
+/// One thread at a time. EINVAL, before `f` runs, within itself (of the same heap) or in a transaction
+/// of mojim_tx.h, also one of another heap; EOPNOTSUPP with MOJIM_HEAP_EXACT.
+template <class F> auto atomically(heap &h, F &&f) -> decltype(std::forward<F>(f)()) {
+    using R = decltype(std::forward<F>(f)());
+    detail::block b(h);
+    auto run = [&]() -> R {
+        try {
+            return std::forward<F>(f)();
+        } catch (...) {
+            b.undo();
+        }
+    };
+    if constexpr (std::is_void_v<R>) {
+        run();
+        b.commit();
     } else {
-        auto run = [&] {
-            try {
-                return std::forward<F>(f)();
-            } catch (...) {
-                undo();
-                throw;
-            }
-        };
-        auto result = run();
-        h.sync();
-        return result;
+        R result = run();
+        b.commit();
+        return static_cast<R &&>(result);
     }
 }
 

@@ -1,11 +1,13 @@
 // Containers in a heap beside twins in plain memory. `containers CONFIG NODE`: opens the heap, makes the
 // twins anew by the same random numbers up to the round that is there, compares, prints "open ROUND";
 // then changes both for ever, and prints the number of each round that is committed. Some rounds end
-// with an exception, which must undo them. With a third argument it stops after so many rounds.
+// with an exception, which must undo them. With a third argument it stops after so many rounds; "wrong":
+// it does what is wrong instead, which must be refused before anything changes.
 #include <mojim.hpp>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 struct Plain {
@@ -78,11 +80,111 @@ static const char *differs(const World<Kept> &k, const World<Plain> &p) {
     return same_text(k.text, p.text) ? nullptr : "string";
 }
 
+struct Account {
+    long a, b;
+};
+
+static int wrongs = 0;
+static void must(bool holds, int line) {
+    if (!holds)
+        wrongs++, std::printf("line %d\n", line);
+}
+#define MUST(holds) must(holds, __LINE__)
+template <class F> static bool refused(int number, F f) {
+    try {
+        f();
+    } catch (const mojim::error &e) {
+        return e.number() == number && *e.what();
+    }
+    return false;
+}
+
+// A heap that only transactions change: a root is durable with its object, or neither is.
+static void exact(mojim::volume &v) {
+    {
+        mojim::heap h{v, "exact", std::size_t{1} << 30, nullptr, MOJIM_HEAP_EXACT};
+        h.root<Account>("account", Account{7, 8});
+        h.root<mojim::vector<int>>("numbers", 50, 3);
+        bool ran = false;
+        MUST(refused(EOPNOTSUPP, [&] { mojim::atomically(h, [&] { ran = true; }); }) && !ran);
+        MUST(mojim_tx_begin() == 0);
+        h.root<Account>("other");
+        MUST(mojim_tx_abort() == 0 && !h.find<Account>("other"));
+    }
+    mojim::heap h{v, "exact"};
+    const Account *x = h.find<Account>("account");
+    MUST(x && x->a == 7 && x->b == 8);
+    auto *n = h.find<mojim::vector<int>>("numbers");
+    MUST(n && *n == mojim::vector<int>(50, 3, h));
+}
+
+static void nested(mojim::volume &v) {
+    mojim::heap h{v, "plain"}, other{v, "beside"};
+    auto &x = h.root<Account>("x"), &y = other.root<Account>("y");
+    h.sync();
+    try {
+        mojim::atomically(h, [&] {
+            x.a = 1;
+            MUST(refused(EINVAL, [&] { mojim::atomically(h, [&] { x.b = 1; }); }) && x.b == 0);
+            MUST(refused(EINVAL, [&] { h.sync(); }) && refused(EINVAL, [&] { h.rollback(); }));
+            mojim::atomically(other, [&] { y.a = 5; });
+            throw 1;
+        });
+    } catch (int) {
+    }
+    MUST(x.a == 0 && x.b == 0 && y.a == 5);
+    MUST(mojim_tx_begin() == 0);
+    MUST(refused(EINVAL, [&] { mojim::atomically(h, [&] { x.a = 2; throw 1; }); }) && x.a == 0);
+    MUST(mojim_tx_abort() == 0);
+    // A transaction that is left open in the block goes with it.
+    try {
+        mojim::atomically(h, [&] {
+            MUST(mojim_tx_begin() == 0 && mojim_tx_add(&x, sizeof x) == 0);
+            x = {3, 3};
+            throw 1;
+        });
+    } catch (int) {
+    }
+    MUST(x.a == 0 && x.b == 0 && !mojim_tx_is_open());
+    auto &&r = mojim::atomically(h, [&]() -> Account & { x.b = 4; return x; });
+    MUST(&r == &x && x.b == 4);
+    auto moved = mojim::atomically(h, [&] { return std::make_unique<int>(5); });
+    MUST(*moved == 5);
+    // What cannot be undone is not told as undone.
+    try {
+        mojim::atomically(h, [&] {
+            MUST(mojim_heap_close(h.get()) == 0);
+            throw 1;
+        });
+    } catch (const mojim::error &e) {
+        try {
+            std::rethrow_if_nested(e);
+        } catch (int n) {
+            MUST(n == 1);
+            return;
+        }
+    } catch (int) {
+    }
+    MUST(false);
+}
+
+static int wrong(mojim::volume &v) {
+    exact(v);
+    nested(v);
+    MUST(refused(EINVAL, [&] { mojim::mapping<long>(v, "big", (std::size_t{1} << 61) + 512); }));
+    mojim::mapping<long> few(v, "few", 10);
+    MUST(refused(EINVAL, [&] { few.sync(11); }) && refused(EINVAL, [&] { few.sync(5, 6); }));
+    few.sync(9);
+    return wrongs != 0;
+}
+
 int main(int argc, char **argv) try {
     if (argc < 3)
         return 2;
     setvbuf(stdout, nullptr, _IOLBF, 0);
     mojim::volume v{argv[1], argv[2]};
+    if (argc > 3 && !std::strcmp(argv[3], "wrong"))
+        return wrong(v);
     mojim::heap h{v, "containers", std::size_t{1} << 30};
     auto &kept = h.root<World<Kept>>("world");
     World<Plain> twin;
