@@ -5,7 +5,7 @@ mod memory;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use memory::{Blocks, Disk, Memory, Random, check_file, fill, open, overlaps};
+use memory::{Blocks, Disk, Memory, Random, address, check_file, fill, open, overlaps};
 use mojim_heap::{ALLOCATED, Block, FREE, Heap, Space, Span, check};
 
 struct World {
@@ -172,7 +172,7 @@ fn blocks_are_as_of_the_last_commits() {
     let seeds: u64 = std::env::var("HEAP_SEEDS").map_or(6, |s| s.parse().unwrap());
     for seed in 0..seeds {
         println!("seed {seed}");
-        let mut w = World::new(seed, 0x2100_0000_0000 + ((seed as usize % 64) << 32));
+        let mut w = World::new(seed, address(seed as usize % 64));
         for _ in 0..1500 {
             match w.r.below(100) {
                 0..35 => w.malloc(),
@@ -232,7 +232,7 @@ impl Metadata {
 /// slab begins or ends.
 #[test]
 fn a_call_changes_two_bytes_of_metadata_at_most() {
-    let base = 0x2180_0000_0000;
+    let base = address(64);
     let disk = Disk::default();
     let heap = open(&disk, base);
     let mut r = Random(77);

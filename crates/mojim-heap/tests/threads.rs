@@ -9,7 +9,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex, MutexGuard};
 
-use memory::{Blocks, Disk, Memory, Random, check_file, fill, open, overlaps};
+use memory::{Blocks, Disk, Memory, Random, address, check_file, fill, open, overlaps};
 use mojim_heap::{ALLOCATED, Block, FREE, Heap, Space, Span};
 
 /// Threads that stay for the whole run; one more in each turn ends with it.
@@ -58,10 +58,7 @@ fn check_content(at: usize, (len, with): (usize, u8)) {
 
 impl World {
     fn new(seed: u64) -> World {
-        let (disk, base) = (
-            Disk::default(),
-            0x2200_0000_0000 + ((seed as usize % 64) << 32),
-        );
+        let (disk, base) = (Disk::default(), address(seed as usize % 64));
         World {
             state: Mutex::new(State {
                 heap: open(&disk, base),

@@ -106,6 +106,16 @@ pub fn fill(at: usize, len: usize, with: u8) {
     unsafe { std::ptr::write_bytes(at as *mut u8, with, len) };
 }
 
+/// Where the `n`th heap of a test lies. `HEAPS_AT`, in hexadecimal, for the thread sanitizer, which refuses
+/// most addresses.
+pub fn address(n: usize) -> usize {
+    let base = match std::env::var("HEAPS_AT") {
+        Ok(text) => usize::from_str_radix(&text, 16).unwrap(),
+        Err(_) => 0x2100_0000_0000,
+    };
+    base + (n << 32)
+}
+
 pub fn open(disk: &Disk, base: usize) -> Heap {
     try_open(disk, base).unwrap()
 }
