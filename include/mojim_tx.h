@@ -79,7 +79,11 @@ int mojim_tx_commit(void);
 
 /* Takes the innermost level back, and ends it. -1 with ETIMEDOUT where it is in
  * doubt: it may be committed. After ESTALE or EIO it is taken back in memory, where
- * nothing can be committed any more; what the volume has shows after an attach. */
+ * nothing can be committed any more; what the volume has shows after an attach. -1 with
+ * EOPNOTSUPP or ENOMEM where it made stores that nobody noted (a __transaction_relaxed
+ * block with an unsafe call; memory ran out in a captured block): it has ended, those
+ * stores stay in memory, and mojim_tx_failed() is not 0 from here on. Bytes that were added
+ * in frames of functions that have returned are left as they are. */
 int mojim_tx_abort(void);
 
 /* How many levels the thread has open; 0: no transaction. */

@@ -90,6 +90,26 @@ static void large(void)
 
 /* Each thread's commits have its own bytes only: the other half of each pair of words is
  * in a transaction that is never committed. */
+/* Adds a frame that is gone before the abort. */
+__attribute__((noinline)) static void adds_its_frame(void)
+{
+    uint64_t frame[512];
+    memset(frame, 0x41, sizeof frame);
+    CHECK(mojim_tx_add(frame, sizeof frame) == 0 && mojim_tx_set(&words[8], frame[0]) == 0);
+}
+
+/* An abort wrote what such a frame had had into its own frames. */
+static void dead_frames(void)
+{
+    uint64_t own = 5;
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_set(&own, 6) == 0);
+    adds_its_frame();
+    CHECK(mojim_tx_abort() == 0 && own == 5 && words[8] == 1);
+    CHECK(mojim_tx_begin() == 0);
+    CHECK(mojim_tx_add_new(words, SIZE_MAX / 4) == -1);
+    CHECK(mojim_tx_abort() == 0);
+}
+
 static void *thread(void *arg)
 {
     uint64_t *mine = &words[40000 + 4 * (intptr_t)arg];
@@ -210,6 +230,7 @@ int main(int argc, char **argv)
     if (strcmp(argv[2], "first") == 0) {
         one_level();
         levels();
+        dead_frames();
         large();
         for (int i = 0; i < 3; i++)
             words[40000 + 4 * i + 1] = 5; /* between a thread's words, and nobody's */

@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <mojim_tx.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(x) ((x) ? (void)0 : fail(#x, __LINE__))
@@ -152,6 +154,78 @@ static void roots(int commit)
     CHECK(pthread_create(&t, NULL, takes_all, NULL) == 0 && pthread_join(t, NULL) == 0);
 }
 
+static int step;
+
+static void *syncs_once(void *arg)
+{
+    (void)arg;
+    CHECK(mojim_heap_sync(h) == 0);
+    return NULL;
+}
+
+static void *is_cancelled(void *arg)
+{
+    (void)arg;
+    CHECK(mojim_tx_begin() == 0 && mojim_tx_abort() == 0);
+    __atomic_store_n(&step, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&step, __ATOMIC_ACQUIRE) < 2)
+        sched_yield();
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    CHECK(mojim_tx_begin() == 0);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* Another thread syncs the heap, and waits for this one's transaction. Meanwhile this one's sync fails at
+ * once (both waited for ever), and a thread that begins a transaction is cancelled while it waits (the next
+ * sync waited for it for ever). */
+static void waits(void)
+{
+    pthread_t cancelled, t;
+    void *end;
+    alarm(60);
+    CHECK(pthread_create(&cancelled, NULL, is_cancelled, NULL) == 0);
+    while (__atomic_load_n(&step, __ATOMIC_ACQUIRE) < 1)
+        sched_yield();
+    CHECK(mojim_tx_begin() == 0 && pthread_create(&t, NULL, syncs_once, NULL) == 0);
+    for (int i = 0; i < 2000 && sched_yield() == 0; i++)
+        CHECK(mojim_heap_sync(h) == -1 && errno == EINVAL);
+    __atomic_store_n(&step, 2, __ATOMIC_RELEASE);
+    for (int i = 0; i < 2000; i++)
+        sched_yield();
+    CHECK(mojim_tx_abort() == 0 && pthread_join(t, NULL) == 0);
+    CHECK(pthread_join(cancelled, &end) == 0 && end == PTHREAD_CANCELED);
+    CHECK(mojim_heap_sync(h) == 0);
+    alarm(0);
+}
+
+static void *takes_large(void *arg)
+{
+    while (!__atomic_load_n((int *)arg, __ATOMIC_RELAXED))
+        CHECK(mojim_tx_begin() == 0 && mojim_malloc(h, 100000) && mojim_tx_abort() == 0);
+    return NULL;
+}
+
+/* A forked child aborts what its parent had open, whichever lock another thread held. */
+static void children(void)
+{
+    int stop = 0, status;
+    pthread_t t;
+    CHECK(pthread_create(&t, NULL, takes_large, &stop) == 0);
+    for (int i = 0; i < 30; i++) {
+        CHECK(mojim_tx_begin() == 0 && mojim_malloc(h, 100000));
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(60);
+            _exit(mojim_tx_abort() != 0);
+        }
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+        CHECK(mojim_tx_abort() == 0);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    CHECK(pthread_join(t, NULL) == 0);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 3);
@@ -165,6 +239,8 @@ int main(int argc, char **argv)
         committed();
         roots(0);
         roots(1);
+        waits();
+        children();
         syncs();
         _exit(0);
     }

@@ -2,6 +2,7 @@
  * any other. One that calls what cannot runs, and is not committed, nor is anything after it.
  *
  *   relaxed CONFIG whole|part    where the call is made in any case; where the block has made it
+ *   relaxed CONFIG abort         in an explicit transaction, which is taken back
  *   relaxed CONFIG check         only what came before it is there */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -41,7 +42,17 @@ int main(int argc, char **argv)
     part = strcmp(argv[2], "part") == 0;
     __transaction_relaxed { words[0] = 1; }
     CHECK(mojim_tx_failed() == 0);
-    if (part) {
+    if (strcmp(argv[2], "abort") == 0) {
+        /* What the block has stored without a note stays in memory: nothing may build on it. */
+        CHECK(mojim_tx_begin() == 0);
+        __transaction_relaxed {
+            unsafe(2);
+            words[1] = 2;
+        }
+        CHECK(mojim_tx_commit() == -1 && errno == EOPNOTSUPP && mojim_tx_failed() == 0);
+        CHECK(mojim_tx_abort() == -1 && errno == EOPNOTSUPP && words[1] == 2);
+        words[2] = 3;
+    } else if (part) {
         __transaction_relaxed {
             words[1] = 2;
             if (words[0] == 1)

@@ -70,7 +70,7 @@ fn captured_blocks_are_whole_or_not_there() {
 /// committed, nor is any transaction after it.
 #[test]
 fn relaxed_blocks_with_unsafe_calls_are_not_committed() {
-    for (optimized, how) in [("-O0", "whole"), ("-O2", "part")] {
+    for (optimized, how) in [("-O0", "whole"), ("-O2", "part"), ("-O2", "abort")] {
         let v = TestVolume::new("");
         let program = v.root.join("relaxed");
         compile_captured("gcc", "tests/tx/relaxed.c", &program, &[optimized]);

@@ -73,10 +73,25 @@ pub extern "C-unwind" fn mojim_tx_commit() -> c_int {
 }
 
 /// `mojim_tx_abort`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_tx_abort() -> c_int {
+    std::arch::naked_asm!("lea rdi, [rsp + 8]", "jmp {}", sym abort)
+}
+
+/// `mojim_tx_abort`.
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn mojim_tx_abort() -> c_int {
+    let here = 0u8;
+    abort(&raw const here as usize)
+}
+
+/// An abort for a caller whose stack begins at `sp`.
+extern "C-unwind" fn abort(sp: usize) -> c_int {
     guard_always(-1, || {
-        tx::abort()?;
+        tx::abort_to(sp)?;
         Ok(0)
     })
 }

@@ -382,15 +382,21 @@ pub unsafe fn set_open(levels: *const u32) -> *mut Cached {
     tls::cached()
 }
 
+/// Whether a transaction of the calling thread is open.
+pub fn in_transaction() -> bool {
+    // SAFETY: the calling thread's own levels (`set_open`).
+    unsafe { *OPEN.get() != 0 }
+}
+
 /// The calling thread uses this cache last, or none.
 fn use_last(c: *mut u8) {
     let cached = tls::cached();
-    // SAFETY: the calling thread's own words; the levels are, too (`set_open`).
+    // SAFETY: the calling thread's own words.
     unsafe {
         (*cached).last = c;
-        (*cached).now = match *OPEN.get() {
-            0 => c,
-            _ => (*cached).none,
+        (*cached).now = match in_transaction() {
+            false => c,
+            true => (*cached).none,
         };
     }
 }

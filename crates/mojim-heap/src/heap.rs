@@ -388,6 +388,10 @@ impl Heap {
     fn alone(self) -> Result<mojim_undo::Alone> {
         mojim_memory::fork::check_fork()?;
         let open = || invalid("a transaction is open in this thread: end it first".into());
+        // Before it waits for the lock: who has that may wait for this transaction.
+        if cache::in_transaction() {
+            return Err(open());
+        }
         mojim_undo::alone().ok_or_else(open)
     }
 
@@ -557,6 +561,10 @@ impl Heap {
     /// A block that is free as of the last commit, and was the caller's, is the heap's again.
     #[inline]
     pub fn give(self, block: Block) {
+        // A thread of the parent may have held a lock at the fork. A child takes no block.
+        if mojim_memory::fork::is_forked() {
+            return;
+        }
         let inner = self.0;
         let (slab, p) = inner
             .shared

@@ -153,9 +153,13 @@ unsafe fn run(t: *mut Thread, mut later: Vec<Later>) {
 
 /// Takes the innermost level back and ends it. Bytes in `dead` stay.
 ///
+/// # Errors
+/// `Unsupported` if it was the outermost one and had made stores that nothing takes back: no transaction
+/// of the process is committed from here on.
+///
 /// # Safety
 /// `t` is the calling thread's, and a level is open.
-pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
+pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let log = &raw mut (*t).log;
@@ -169,10 +173,17 @@ pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) {
         });
         (*log).later = level.later;
         (*log).catches = level.catches;
+        let broken = match (*log).depth {
+            1 => check(&*t).err().filter(|_| (*log).broken != 0),
+            _ => None,
+        };
         (*log).drop_level();
         if (*log).depth == 0 {
             tidy(&mut *t);
         }
+        let Some(e) = broken else { return Ok(()) };
+        fail(&e);
+        Err(e)
     }
 }
 
@@ -190,8 +201,11 @@ pub(crate) unsafe fn thread_ends(t: *mut Thread) {
             (*t).log.close();
         }
         while !(*t).log.levels().is_empty() {
-            take_back(t, stack());
+            // It was told.
+            let _ = take_back(t, stack());
         }
+        // Its mark may be up without a level: a begin that has waited was cancelled.
+        (*t).log.close();
     }
 }
 
@@ -251,15 +265,20 @@ pub(crate) fn again(error: &Error) -> bool {
     [libc::ETIMEDOUT, libc::ENOMEM].contains(&error.errno())
 }
 
-pub(crate) fn give_up(t: *mut Thread, error: &Error) {
-    // SAFETY: the calling thread's own.
-    let t = unsafe { &mut *t };
+/// No transaction is committed from here on.
+fn fail(error: &Error) {
     let first = FAILED.compare_exchange(0, error.errno().max(1), AcqRel, Acquire);
     if first.is_ok() {
         tell(&format!(
             "a transaction that cannot be taken back is not committed, and none is from here on: {error}"
         ));
     }
+}
+
+pub(crate) fn give_up(t: *mut Thread, error: &Error) {
+    // SAFETY: the calling thread's own.
+    let t = unsafe { &mut *t };
+    fail(error);
     t.in_doubt = false;
     t.later.clear();
     t.log.close();
@@ -272,8 +291,14 @@ pub(crate) fn give_up(t: *mut Thread, error: &Error) {
 /// # Safety
 /// `log` is the calling thread's, and a level is open.
 pub(crate) unsafe extern "C-unwind" fn captured_abort(log: *mut Log, sp: usize) {
+    // SAFETY: the caller's promise. What fails was told: a cancel has no result.
+    let _ = unsafe { take_back(log.cast::<Thread>(), frames_to(sp)) };
+}
+
+/// The stack from this call, and those that its caller makes, to `sp`.
+#[inline(never)]
+pub(crate) fn frames_to(sp: usize) -> Range<usize> {
     let here = 0u8;
     let from = (&raw const here as usize).saturating_sub(64 << 10);
-    // SAFETY: the caller's promise. What lies below is this call's, and of those it makes.
-    unsafe { take_back(log.cast::<Thread>(), from.min(sp)..sp) };
+    from.min(sp)..sp
 }

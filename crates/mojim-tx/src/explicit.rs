@@ -11,7 +11,7 @@ use mojim_env::{Error, Result};
 use mojim_memory::fork::{check_fork, is_forked};
 use mojim_undo::{Entry, Log, alone_within};
 
-use crate::commit::{again, give_up, outermost, take_back};
+use crate::commit::{again, frames_to, give_up, outermost, take_back};
 use crate::object::{Later, Thread, no_memory, push_later};
 use crate::thread::{known, mine};
 
@@ -196,7 +196,18 @@ pub fn end_quickly() -> bool {
 ///
 /// # Errors
 /// `Timeout` where a commit failed so after it had its place in the log: it may be committed.
+/// `Unsupported` if it was the outermost one and something in it cannot be taken back: it has ended, and
+/// this process commits nothing more.
 pub fn abort() -> Result<()> {
+    abort_to(0)
+}
+
+/// [`abort`] for a caller whose stack begins at `sp`: what lies below in memory were frames of functions
+/// that have returned, and are those of this call. Bytes that were noted there stay.
+///
+/// # Errors
+/// As [`abort`].
+pub fn abort_to(sp: usize) -> Result<()> {
     let t = begun()?;
     // SAFETY: the calling thread's own, and a level is open.
     unsafe {
@@ -205,9 +216,8 @@ pub fn abort() -> Result<()> {
                 "the transaction is in doubt: its commit may have happened; commit it again".into(),
             ));
         }
-        take_back(t, 0..0);
+        take_back(t, frames_to(sp))
     }
-    Ok(())
 }
 
 /// How long an unmap waits for the transactions of other threads.
@@ -288,7 +298,8 @@ impl Drop for TakesBack {
         // SAFETY: the calling thread's own.
         unsafe {
             while (*t).log.levels().len() > self.0 {
-                take_back(t, 0..0);
+                // `f` has failed, or the commit: whoever called has that error.
+                let _ = take_back(t, 0..0);
             }
         }
     }

@@ -25,8 +25,8 @@ mod thread;
 pub use blocks::{free, malloc, pfree, pmalloc, set_root};
 pub use commit::{Decides, failed, on_failure};
 pub use explicit::{
-    Tx, abort, add, add_new, atomically, begin, commit, depth, end_quickly, is_open, on_abort,
-    on_commit, unmapping,
+    Tx, abort, abort_to, add, add_new, atomically, begin, commit, depth, end_quickly, is_open,
+    on_abort, on_commit, unmapping,
 };
 pub use object::no_memory;
 pub use thread::thread_log;

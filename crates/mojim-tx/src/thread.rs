@@ -13,6 +13,7 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use mojim_env::Result;
+use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_memory::fork::is_forked;
 use mojim_undo::{Log, Slow, register};
 
@@ -145,8 +146,11 @@ fn ended(t: *mut Thread) {
 unsafe extern "C-unwind" fn wait(log: *mut Log) {
     // In a child the thread that held the marks is not there.
     if !is_forked() {
+        // It sleeps: a thread that ended there would be waited for until the process ends.
+        let cancel = cancel_waits();
         // SAFETY: the calling thread's own log.
         unsafe { (*log).mark.wait() };
+        cancel_again(cancel);
     }
 }
 

@@ -365,6 +365,10 @@ impl Log {
         if len == 0 {
             return true;
         }
+        // Memory of so many bytes there is none: the length would not fit its word.
+        if len > usize::MAX >> 3 {
+            return false;
+        }
         // SAFETY: the caller's promise; there is room for the words that are written.
         unsafe {
             let at = Log::room(log, 2);
