@@ -569,7 +569,8 @@ private:
 /// after a crash, none of it is. Returns what `f` returns, a reference where that is one.
 ///   - If `f` throws, all that was stored in the heap since its last commit is undone, and the
 ///     exception goes on. If that fails, a mojim::error is thrown, in which the exception is nested
-///     (std::rethrow_if_nested): nothing was undone. After EIO the heap can only be closed.
+///     (std::rethrow_if_nested): what `f` stored may be there still, and the next commit commits it. After
+///     EIO the heap can only be closed.
 ///   - If the commit fails it throws, and memory stays as `f` left it: the next one commits it.
 /// One thread at a time. EINVAL, before `f` runs, within itself (of the same heap) or in a transaction
 /// of mojim_tx.h, also one of another heap; EOPNOTSUPP with MOJIM_HEAP_EXACT.
