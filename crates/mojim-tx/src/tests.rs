@@ -17,7 +17,7 @@ use mojim_heap::{Heap, HeapOptions, Space, Span};
 use mojim_undo::Log;
 
 use crate::commit::{captured, failed, forget, on_failure};
-use crate::{abort, add, atomically, begin, commit, is_open, set_root, thread_log};
+use crate::{abort, add, atomically, begin, commit, is_open, on_commit, set_root, thread_log};
 
 thread_local! {
     /// What the next commits of the thread come to; all others succeed.
@@ -408,5 +408,29 @@ fn an_abort_puts_a_root_back_under_the_lock_of_roots() {
         drop(heap.set_root_with("b", p, "k", &mut log).unwrap());
     });
     assert_eq!(heap.root("a", "k").unwrap(), p);
+    heap.close().unwrap();
+}
+
+/// A block that a transaction freed is the heap's before the transaction is closed, from when on others may close
+/// the heap: so also before anything is called that was to be called after the commit.
+#[test]
+fn a_freed_block_is_the_heaps_before_the_end_of_its_transaction() {
+    unsafe extern "C-unwind" fn takes(arg: *mut c_void) {
+        // SAFETY: what the test gave.
+        let (heap, taken) = unsafe { &mut *arg.cast::<(Heap, usize)>() };
+        *taken = heap.take(64, 1).unwrap().ptr as usize;
+    }
+    let _one = one();
+    let options = HeapOptions::new(64 << 20, 0x2500_0000_0000);
+    let heap =
+        Heap::open_over(Box::new(Nowhere), "freed", (vec![0; 64 << 10], 0), &options).unwrap();
+    let p = crate::malloc(heap, 64, 1).unwrap();
+    let mut found = (heap, 0);
+    begin().unwrap();
+    // SAFETY: it lives until the commit.
+    unsafe { on_commit(takes, (&raw mut found).cast()).unwrap() };
+    crate::free(heap, p).unwrap();
+    commit().unwrap();
+    assert_eq!(found.1, p as usize);
     heap.close().unwrap();
 }
