@@ -30,8 +30,8 @@ pub(crate) const HEAD: usize = 16;
 ///
 /// Threads share a heap in a `Mutex` or `RwLock`. Dropping it closes it, and waits for nobody.
 ///
-/// Its file is written by this type alone, with `mojim heap move` beside: what another program puts
-/// there is not checked, but for the tags of types.
+/// Its file is written by this type alone, with `mojim heap move` beside: what is put there by other
+/// means is not checked, but for the tags of types ([its bytes](crate#the-bytes-of-a-heap)).
 ///
 /// ```
 /// use mojim::{Heap, Ptr, Volume, persistent};

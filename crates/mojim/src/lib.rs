@@ -41,6 +41,16 @@
 //! Volumes, regions, heaps and readers are `Send` and `Sync`. A forked child may read what it inherited, but commits nothing:
 //! its calls fail with [`Error::Unsupported`]. The engine runs threads of its own.
 //!
+//! # The bytes of a heap
+//!
+//! Safe code is sound as long as a heap's file holds what heaps have put there. Any program can make
+//! a file that looks like a heap, with a `bool` of 2 in it, say, or a block that is free and in use:
+//! by the file's path, by another process or language, or by a [`Region`] over a new file whose
+//! name [`Heap::open`] gets afterwards (a file that is a heap cannot be mapped as a region). To open
+//! such a file as a heap is undefined behaviour. No call of this crate is marked `unsafe` for it,
+//! as none of the standard library is for a write to `/proc/self/mem`, and for the same reason: what
+//! is outside of the program's memory, its types cannot guard.
+//!
 //! # Errors
 //!
 //! Every call returns [`Error`]; its text is one line that says what failed, and what to do. A sync
