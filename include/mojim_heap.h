@@ -20,8 +20,9 @@
  *    mojim_usable_size. The child can read its copy of the memory. A mutex that lies in a heap must be initialised anew after each
  *    open.
  * 5. Transactions and calls outside of them in one heap: call mojim_heap_sync before a
- *    transaction frees, or stores into, a block that was allocated outside of one. Until
- *    then committed data may still have the block under its former use.
+ *    transaction frees, stores into, or stores a pointer to, a block that was allocated outside
+ *    of one. Until then committed data may still have the block under its former use, and a
+ *    committed pointer to it may, after a crash, point to a free block with other contents.
  */
 #ifndef MOJIM_HEAP_H
 #define MOJIM_HEAP_H
@@ -58,8 +59,9 @@ mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
 int mojim_heap_close(mojim_heap_t *h);
 
 /* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
- * 16 bytes; `alignment` is a power of two, at most 1 MiB. NULL, or -1, on error: ENOMEM where the capacity is used up; EINVAL
- * for a pointer that is no block's, or that was freed before.
+ * 16 bytes; `alignment` is a power of two, at most 1 MiB. NULL, or -1, on error: ENOMEM where the
+ * capacity is used up; EINVAL for another alignment, and for a pointer that is no block's, or that
+ * was freed before. With MOJIM_HEAP_EXACT, the zeros of mojim_calloc are committed with the block.
  * Inside a transaction the calls are part of it: an abort undoes them, and a block
  * that it freed is used again after its commit only. */
 void *mojim_malloc(mojim_heap_t *h, size_t size);

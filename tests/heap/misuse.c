@@ -68,6 +68,13 @@ static void blocks(mojim_heap_t *h)
     /* No bytes at a large alignment were a slab of no units: the heap could not be opened again. */
     DONE(p = mojim_aligned_alloc(h, 65536, 0));
     DONE((uintptr_t)p % 65536 == 0 && mojim_free(p) == 0);
+    for (size_t align = 1; align <= 1 << 20; align *= 16) {
+        REFUSED(mojim_aligned_alloc(h, align, SIZE_MAX), NULL, ENOMEM);
+        REFUSED(mojim_aligned_alloc(h, align, SIZE_MAX - 9), NULL, ENOMEM);
+        REFUSED(mojim_aligned_alloc(h, align, SIZE_MAX / 2 + 2), NULL, ENOMEM);
+    }
+    REFUSED(mojim_aligned_alloc(h, 0, 50), NULL, EINVAL);
+    REFUSED(mojim_aligned_alloc(h, 3, 50), NULL, EINVAL);
     REFUSED(mojim_aligned_alloc(h, 48, 50), NULL, EINVAL);
     REFUSED(mojim_aligned_alloc(h, 1 << 21, 50), NULL, EINVAL);
 }

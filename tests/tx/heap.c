@@ -226,11 +226,32 @@ static void children(void)
     CHECK(pthread_join(t, NULL) == 0);
 }
 
+/* Outside of a transaction the zeros of a block are committed with it. */
+static void zeros(mojim_heap_t *exact)
+{
+    void *former = NULL;
+    CHECK(mojim_tx_begin() == 0 && mojim_pmalloc(exact, 64, &former) == 0);
+    memset(former, 'x', 64);
+    CHECK(mojim_tx_commit() == 0 && mojim_free(former) == 0);
+    CHECK(mojim_calloc(exact, 4, 16) == former);
+    CHECK(mojim_root_set(exact, "zeros", former, NULL) == 0);
+}
+
+static void are_zeros(mojim_heap_t *exact)
+{
+    char *p = mojim_root(exact, "zeros", NULL);
+    CHECK(p);
+    for (int i = 0; i < 64; i++)
+        CHECK(p[i] == 0);
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 3);
     mojim_t *m = mojim_attach(argv[1], "a", "v");
+    mojim_heap_t *exact;
     CHECK(m && (h = mojim_heap_open(m, "heap", 0, NULL, 0)));
+    CHECK((exact = mojim_heap_open(m, "exact", 0, NULL, MOJIM_HEAP_EXACT)));
     if (strcmp(argv[2], "first") == 0) {
         CHECK(mojim_tx_begin() == 0);
         CHECK((r = mojim_calloc(h, 1, sizeof *r)) && mojim_root_set(h, "r", r, "root") == 0);
@@ -241,6 +262,7 @@ int main(int argc, char **argv)
         roots(1);
         waits();
         children();
+        zeros(exact);
         syncs();
         _exit(0);
     }
@@ -250,5 +272,6 @@ int main(int argc, char **argv)
     CHECK(r->own[1] == NULL);
     CHECK(!mojim_root(h, "gone", "a") && mojim_root(h, "new", "e") == r);
     CHECK(r->halves[0] > 0 && r->halves[0] == r->halves[1]);
+    are_zeros(exact);
     return mojim_detach(m) != 0;
 }

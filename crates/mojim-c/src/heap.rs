@@ -142,10 +142,18 @@ pub extern "C-unwind" fn mojim_calloc(h: *mut MojimHeap, n: usize, size: usize) 
                 format!("{n} times {size} bytes are too many"),
             ));
         };
-        let p = allocate(heap(h)?, bytes, GRAIN)?;
-        // SAFETY: a block of at least so many bytes, the caller's alone.
-        unsafe { p.write_bytes(0, bytes) };
-        Ok(p.cast())
+        let h = heap(h)?;
+        let zeros = || {
+            let p = allocate(h, bytes, GRAIN)?;
+            // SAFETY: a block of at least so many bytes, the caller's alone.
+            unsafe { p.write_bytes(0, bytes) };
+            Ok(p.cast())
+        };
+        // The zeros are in the commit that has the block.
+        match joins(h) {
+            true => tx::atomically(|_| zeros()),
+            false => zeros(),
+        }
     })
 }
 
@@ -180,7 +188,12 @@ pub extern "C-unwind" fn mojim_aligned_alloc(
     size: usize,
 ) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
-        Ok(allocate(heap(h)?, size, alignment.max(GRAIN))?.cast())
+        if !alignment.is_power_of_two() {
+            return invalid(format!(
+                "an alignment of {alignment}: it must be a power of two"
+            ));
+        }
+        Ok(allocate(heap(h)?, size, alignment)?.cast())
     })
 }
 

@@ -765,6 +765,9 @@ impl Wanted {
                 "an alignment of {align}: it must be a power of two, at most {ALIGNMENT}"
             )));
         }
+        if size > isize::MAX as usize / 2 {
+            return Err(too_large(size));
+        }
         // Blocks of a power of two are aligned to their size.
         let small = match align <= GRAIN {
             true => size,
@@ -772,9 +775,6 @@ impl Wanted {
         };
         if small <= MOST {
             return Ok(Wanted::Class(class_of(small)));
-        }
-        if size > isize::MAX as usize / 2 {
-            return Err(too_large(size));
         }
         let units = size.div_ceil(UNIT).max(1);
         Ok(Wanted::Large(units, (align / UNIT).max(1)))
