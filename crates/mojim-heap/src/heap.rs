@@ -32,6 +32,9 @@ use crate::owners;
 use crate::slabs::{FIRST, LOOKED, Place, Slab, Slabs, state, too_large};
 use crate::space::{Held, ReaderSpace, Space, VolumeSpace};
 
+#[cfg(test)]
+mod tests;
+
 /// Bytes of addresses that a heap reserves where the program does not say.
 pub const DEFAULT_CAPACITY: usize = 64 << 30;
 /// How often a heap that a reader opens is read, before damage counts as that.
@@ -854,6 +857,8 @@ impl Inner {
                 return Ok(None);
             };
             self.stamp(cache, self.shared.begun.load(Acquire));
+            #[cfg(test)]
+            tests::meanwhile();
             let freed = &mut cache.of(class).freed;
             freed.make(kept(class));
             if let Some(p) = freed.pop() {
