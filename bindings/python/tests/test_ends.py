@@ -191,8 +191,11 @@ class Interrupts:
         frame.f_trace_opcodes = True
         self.left -= 1
         if self.left == 0:
-            raise KeyboardInterrupt
+            self.interrupt()
         return self.trace
+
+    def interrupt(self):
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -222,7 +225,7 @@ def test_an_interrupt_anywhere_in_a_block(volume, whole, fails):
         finally:
             sys.settrace(None)
         assert a[0] == b[1] and a[0] - before in ((0,) if fails else (0, 1)), at
-        assert volume._block is None and not volume._lock.locked(), at
+        assert volume._block is None and not volume._lock.locked() and not volume._inside, at
         if at % 16 == 0:
             volume.rollback()
             assert a[0] == b[1] and a[0] - before in ((0,) if fails else (0, 1)), at
@@ -234,6 +237,41 @@ def test_an_interrupt_anywhere_in_a_block(volume, whole, fails):
         a[0] = b[1] = 1000
     volume.rollback()
     assert a[0] == 1000
+
+
+@pytest.mark.parametrize("call", ["sync", "atomic"])
+def test_a_signal_handler_waits_for_nothing_that_it_interrupts(volume, call):
+    """Wherever in our code it comes, what it calls is done, or is refused."""
+    a = volume.array("f", "i8", 4)
+    ends = []
+
+    class Handler(Interrupts):
+        def interrupt(self):
+            try:
+                volume.sync()
+                with volume.atomic(a[3:]):
+                    a[3] += 1
+                ends.append("done")
+            except mojim.Busy:
+                ends.append("refused")
+
+    for at in range(1, 100000, 2):
+        handler = Handler(at)
+        sys.settrace(handler.trace)
+        try:
+            if call == "sync":
+                volume.sync()
+            else:
+                with volume.atomic(a[:2]):
+                    a[:2] += 1
+        finally:
+            sys.settrace(None)
+        assert volume._block is None and not volume._lock.locked() and not volume._inside, at
+        if handler.left > 0:
+            break
+    assert {"done", "refused"} == set(ends)
+    volume.rollback()
+    assert a[0] == a[1] and a[3] == ends.count("done")
 
 
 def test_a_detach_that_fails_leaves_no_address(program):
@@ -306,7 +344,7 @@ def test_an_interrupt_of_a_commit_that_is_in_doubt(volume, monkeypatch, several)
         finally:
             sys.settrace(None)
         assert a[0] == len(calls), at
-        assert volume._block is None and not volume._lock.locked(), at
+        assert volume._block is None and not volume._lock.locked() and not volume._inside, at
         if interrupts.left > 0:
             break
     assert seen == {(KeyboardInterrupt, 0), (KeyboardInterrupt, 1), (mojim.TimedOut, 1)}

@@ -139,6 +139,10 @@ class Atomic:
         if around is not None and around.thread == thread:
             self.parent = around
         else:
+            if thread in volume._inside:
+                text = "a signal handler came on this thread's way into, or out of, an atomic block"
+                raise error(errno.EBUSY, text)
+            volume._inside[thread] = self
             lock = volume._lock
             self.unlock = iter(lock.release, None)
             self.locked = []
@@ -211,6 +215,8 @@ class Atomic:
                     volume._block = self.parent
                 if self.locked:
                     next(self.unlock, None)
+                if volume._inside.get(self.thread) is self:
+                    del volume._inside[self.thread]
 
     def put_back(self) -> None:
         """Undoes what was stored. Can be done again."""

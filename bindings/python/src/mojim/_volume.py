@@ -189,6 +189,9 @@ class Volume:
         # Of atomic blocks: one thread at a time, and its innermost block.
         self._lock = threading.Lock()
         self._block: Atomic | None = None
+        # By thread: the outermost block that it is in, from before it asks for the lock until it
+        # has given it back. (A signal handler must not wait for what it has interrupted.)
+        self._inside: dict[int, Atomic] = {}
 
     def __repr__(self) -> str:
         state = "" if self._handle is not None else ", detached"
@@ -221,7 +224,8 @@ class Volume:
         """The region of a file: all of it. The same one again while it is mapped.
 
         ``size``: bytes; a file that is shorter becomes so long, with zeros (:class:`Busy` where
-        it is mapped and there are arrays or views of it). Without it the file has to be there. ``create=False``: :class:`NotFound` where it is not there.
+        it is mapped and there are arrays or views of it). Without it the file has to be there.
+        ``create=False``: :class:`NotFound` where it is not there.
         ``shared``: a working copy that other processes of this node can map, too
         (:func:`mojim.join`)."""
         file = os.fsdecode(file)
@@ -378,7 +382,8 @@ class Volume:
 
     def sync(self) -> None:
         """Commits what was changed in all regions, atomically together: what threads had stored
-        without a block. Waits for the block of another thread; :class:`Busy` within one."""
+        without a block. Waits for the block of another thread; :class:`Busy` within one, as in a
+        signal handler that has interrupted one."""
         with Turn(self):
             commit(self._ranges(), [])
 
@@ -565,6 +570,7 @@ def _in_child() -> None:
         volume._state = threading.RLock()
         volume._lock = threading.Lock()
         volume._block = None
+        volume._inside = {}
         volume._torn = False
     _volumes.clear()
     torn.clear()
