@@ -172,7 +172,8 @@ class Volume:
     As a context manager it is detached at the end of the outermost ``with``. Arrays that are
     still alive then are copies from then on: they take memory, can be read on, and nothing that
     is stored to them is kept. (A reader's, and those of a volume that another process shares,
-    may follow for a while what is committed.)
+    are no copies: they go on following what is committed, and where that cuts the file, what lies
+    behind its end cannot be read any more: SIGBUS ends the process.)
     """
 
     def __init__(self, handle: Any, directory: str, how: str):
@@ -547,7 +548,7 @@ class Volume:
                 # The memory stays for those who hold it.
                 held = [r._base for r in self._regions.values() if r._is_held()]
                 left = [lib.mojim_leave_memory(base) for base in held]
-                # Where this process does not commit, it is not the file that is mapped.
+                # Where another process commits, there are no copies.
                 self._end(lib.mojim_finish if any(left) else lib.mojim_detach)
 
 
