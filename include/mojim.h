@@ -240,10 +240,10 @@ mojim_t *mojim_join(const char *config, const char *node, const char *volume);
 int mojim_usable(mojim_t *m);
 
 /* Ends the attachment. Regions without MAP_ATOMIC are committed; all are
- * unmapped; then what was committed is written to its files. On success the
- * handle is gone. On error it stays valid where something could not be
- * committed (the regions are still there), and the call can be repeated. EBUSY as
- * for mojim_unmap. */
+ * unmapped, and heaps closed (mojim_heap.h); then what was committed is written to
+ * its files. On success the handle is gone. On error it stays valid where something
+ * could not be committed (the regions and heaps are still there), and the call can be
+ * repeated. EBUSY as for mojim_unmap. */
 int mojim_detach(mojim_t *m);
 
 /* mojim_detach for atexit handlers and destructors: leaves the memory mapped,

@@ -53,9 +53,11 @@ typedef struct mojim_heap mojim_heap_t;
 mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
                               void *address, int flags);
 
-/* Closes it: what was not committed is thrown away. mojim_detach does so too. Waits for open
+/* Closes it: what was not committed is thrown away. Waits for open
  * transactions of other threads; EINVAL inside one. Pointers into the heap end here: a
- * transaction must not be left open over it. */
+ * transaction must not be left open over it. mojim_detach closes the heaps that were opened
+ * through its handle, if it succeeds: it waits for transactions as for those of regions
+ * (mojim_tx.h, caveat 3). */
 int mojim_heap_close(mojim_heap_t *h);
 
 /* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
@@ -70,7 +72,8 @@ void *mojim_realloc(mojim_heap_t *h, void *p, size_t size);
 void *mojim_aligned_alloc(mojim_heap_t *h, size_t alignment, size_t size);
 int mojim_free(void *p);
 
-/* Bytes of the block that can be used; 0, with EINVAL, for no block. */
+/* Bytes of the block that can be used; 0, with EINVAL, for no block. EROFS through a reader,
+ * which does not hear of blocks. */
 size_t mojim_usable_size(const void *p);
 
 /* The heap in whose addresses `p` lies, or NULL. For NULL: the heap opened first, of those
@@ -84,7 +87,8 @@ mojim_heap_t *mojim_heap_of(const void *p);
  * with the next commit (inside a transaction: with that). It fails with EBUSY while a
  * transaction that another thread has open changes the same root: each of several
  * transactions can change others. mojim_root returns NULL with ENOENT where there is no
- * such root. For a reader: as of now. */
+ * such root. Through a reader: all roots as of one moment, about now, and the memory that they
+ * point to is mapped; ETIMEDOUT where the heap changes for 10 s faster than it can be read. */
 int mojim_root_set(mojim_heap_t *h, const char *name, void *p, const char *type);
 void *mojim_root(mojim_heap_t *h, const char *name, const char *type);
 

@@ -1,6 +1,6 @@
 /* What a program does wrong with a heap has an errno and a text; nothing crashes. */
 #include <errno.h>
-#include <mojim_heap.h>
+#include <mojim_tx.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,6 +170,10 @@ int main(int argc, char **argv)
     DONE(h = mojim_heap_open(m, "h", 0, NULL, 0));
     DONE(mojim_root(h, "root 5", NULL));
     REFUSED(mojim_root(h, "r", NULL), NULL, ENOENT);
+    /* A detach that is refused leaves the heap open. */
+    DONE(mojim_tx_begin() == 0 && mojim_malloc(h, 64));
+    REFUSED(mojim_detach(m), -1, EBUSY);
+    DONE(mojim_tx_abort() == 0 && mojim_root(h, "root 5", NULL) && mojim_heap_sync(h) == 0);
     DONE(mojim_detach(m) == 0);
     REFUSED(mojim_heap_sync(h), -1, EINVAL);
     printf("all refused\n");

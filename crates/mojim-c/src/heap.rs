@@ -34,11 +34,6 @@ fn owner(p: *const c_void) -> Result<Heap, Failure> {
     }
 }
 
-/// Closes the heaps of a volume that is about to be detached. `home`: its directory.
-pub fn close_all(home: &std::path::Path) -> Result<()> {
-    Heap::close_all(home)
-}
-
 /// `mojim_heap_open`.
 ///
 /// # Safety

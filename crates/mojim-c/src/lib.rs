@@ -30,6 +30,7 @@ use mojim_config::Working;
 use mojim_env::descriptors;
 use mojim_env::reserve::{self, Reserved};
 use mojim_env::threads::{cancel_again, cancel_waits};
+use mojim_heap::Heap;
 
 /// What the system refuses comes from a reserve: the process is the program's.
 #[global_allocator]
@@ -393,15 +394,11 @@ pub unsafe extern "C-unwind" fn mojim_detach(m: *mut Mojim) -> c_int {
     unsafe {
         end(m, |m| match m {
             Mojim::Primary(v) => match Writer::of(v) {
-                Writer::Own(v) => {
-                    // Waits for the transactions of other threads, if there is a heap.
-                    heap::close_all(&v.directory())?;
-                    mojim_tx::unmapping(&v.spans(), || v.detach())
-                }
+                Writer::Own(v) => mojim_tx::unmapping(&v.spans(), || Heap::detach(v)),
                 Writer::Shared(v) => v.detach(),
             },
             Mojim::Guest(g) => g.detach(),
-            Mojim::Reader(r) => heap::close_all(&r.directory()).and_then(|()| r.detach()),
+            Mojim::Reader(r) => Heap::detach_reader(r),
         })
     }
 }

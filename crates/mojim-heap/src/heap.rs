@@ -10,12 +10,12 @@
 //!   transactions only, until a sync that began after the free has succeeded.
 //! - A heap's struct is never freed: threads may still have their caches of it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence, fence,
 };
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mojim::{Reader, Volume};
 use mojim_env::{Error, Result};
@@ -40,6 +40,8 @@ pub const DEFAULT_CAPACITY: usize = 64 << 30;
 /// How often a heap that a reader opens is read, before damage counts as that.
 const READS: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(20);
+/// How long a reader tries to read a head that changes all the time.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Most heaps that a process has open.
 const MOST_OPEN: usize = 64;
 
@@ -232,7 +234,7 @@ impl Heap {
             exact: options.exact,
         };
         let _changes = lock(&CHANGES);
-        let name = Name::new(volume.name(), volume.directory(), file)?;
+        let name = Name::new(volume.name(), volume.attachment(), volume.directory(), file)?;
         let head = space.begin(HEAD_LEN)?;
         let made = match name.decode(&head.0)? {
             Some(h) => Ok(h),
@@ -268,7 +270,7 @@ impl Heap {
             file: file.into(),
         };
         let _changes = lock(&CHANGES);
-        let name = Name::new(reader.name(), reader.directory(), file)?;
+        let name = Name::new(reader.name(), reader.attachment(), reader.directory(), file)?;
         let head = space.begin(HEAD_LEN)?;
         let made = name.decode(&head.0)?;
         let made = made.ok_or_else(|| name.damaged("it was not made yet"))?;
@@ -284,12 +286,26 @@ impl Heap {
         options: &HeapOptions,
     ) -> Result<Heap> {
         let _changes = lock(&CHANGES);
-        let name = Name::new("", PathBuf::new(), file)?;
+        let name = Name::new("", 0, PathBuf::new(), file)?;
         let made = match name.decode(&head.0)? {
             Some(h) => Ok(h),
             None => Err(new_head(options)?),
         };
         name.open(space, made, head, Some(options.exact))
+    }
+
+    /// [`Heap::open_over`] as a reader.
+    #[doc(hidden)]
+    pub fn open_reader_over(
+        space: Box<dyn Space>,
+        file: &str,
+        head: (Vec<u8>, u64),
+    ) -> Result<Heap> {
+        let _changes = lock(&CHANGES);
+        let name = Name::new("", 0, PathBuf::new(), file)?;
+        let made = name.decode(&head.0)?;
+        let made = made.ok_or_else(|| name.damaged("it was not made yet"))?;
+        name.open(space, Ok(made), head, None)
     }
 
     /// The heap in whose addresses `addr` lies.
@@ -336,17 +352,17 @@ impl Heap {
     /// the heap, and none may follow.
     pub fn close(self) -> Result<()> {
         let _alone = self.alone()?;
-        self.end()
+        self.end(&lock(&CHANGES), true)
     }
 
     /// [`Heap::close`] of a heap of which no open transaction has noted anything: it waits for none.
     pub fn close_unused(self) -> Result<()> {
         mojim_memory::fork::check_fork()?;
-        self.end()
+        self.end(&lock(&CHANGES), true)
     }
 
-    fn end(self) -> Result<()> {
-        let _changes = lock(&CHANGES);
+    /// `mapped`: its mappings are there.
+    fn end(self, _changes: &MutexGuard<()>, mapped: bool) -> Result<()> {
         let inner = self.0;
         if inner.closed.swap(true, AcqRel) {
             return Err(inner.gone());
@@ -359,7 +375,9 @@ impl Heap {
         let mut done = Ok(());
         let mut end = inner.base;
         for (at, len) in inner.shared.slabs.mappings() {
-            done = done.and(inner.space.unmap(at.cast_mut(), len));
+            if mapped {
+                done = done.and(inner.space.unmap(at.cast_mut(), len));
+            }
             end = at as usize + len;
         }
         if !inner.shared.slabs.is_stuck() {
@@ -369,10 +387,35 @@ impl Heap {
         done
     }
 
-    /// Closes all heaps of a volume, before it is detached. `home`: the directory of its files.
-    pub fn close_all(home: &Path) -> Result<()> {
-        let mine = |h: &&Inner| h.name.home == home;
-        all().filter(mine).try_for_each(|h| Heap(h).close())
+    /// Ends an attachment by `end`, which says whether its memory is gone, and closes its heaps if so:
+    /// else they stay open. Their memory goes with the attachment's. No open transaction has noted
+    /// anything of them, and no other call may be using them.
+    pub fn ending(attachment: usize, end: impl FnOnce() -> (bool, Result<()>)) -> Result<()> {
+        // A thread that ends meanwhile must not give its blocks to memory that is gone.
+        let changes = lock(&CHANGES);
+        let (gone, mut done) = end();
+        if gone {
+            for h in all().filter(|h| h.name.attachment == attachment) {
+                done = done.and(Heap(h).end(&changes, false));
+            }
+        }
+        done
+    }
+
+    /// [`Heap::ending`] of a primary's attachment.
+    pub fn detach(volume: &Volume) -> Result<()> {
+        Heap::ending(volume.attachment(), || {
+            let done = volume.detach();
+            (done.is_ok() || volume.spans().is_empty(), done)
+        })
+    }
+
+    /// [`Heap::ending`] of a reader's.
+    pub fn detach_reader(reader: &Reader) -> Result<()> {
+        Heap::ending(reader.attachment(), || {
+            let done = reader.detach();
+            (!mojim_memory::fork::is_forked(), done)
+        })
     }
 
     /// Fails for a reader's heap.
@@ -483,11 +526,12 @@ impl Heap {
     /// Bytes that can be used of an allocated block.
     ///
     /// # Errors
-    /// `Invalid` if it is no block, or is free; `Unsupported` in a forked child, as a thread of the parent
-    /// may have held a lock at the fork.
+    /// `Invalid` if it is no block, or is free; `ReadOnly` of a reader, which does not hear of blocks;
+    /// `Unsupported` in a forked child, as a thread of the parent may have held a lock at the fork.
     #[inline]
     pub fn usable(self, ptr: *const u8) -> Result<usize> {
         mojim_memory::fork::check_fork()?;
+        self.check_writable()?;
         self.find(ptr).map(|b| b.usable)
     }
 
@@ -496,8 +540,8 @@ impl Heap {
     /// # Safety
     /// No other thread stores into the block meanwhile.
     pub unsafe fn realloc(self, ptr: *mut u8, size: usize) -> Result<*mut u8> {
-        let old = self.find(ptr)?;
         self.check()?;
+        let old = self.find(ptr)?;
         if size <= old.usable && size > old.usable / 2 {
             return Ok(ptr);
         }
@@ -651,17 +695,12 @@ impl Heap {
     ///
     /// # Errors
     /// `NotFound` if there is no such root; `Invalid` if it is of another kind; `Unsupported` in a forked
-    /// child, as a thread of the parent may have held a lock at the fork.
+    /// child, as a thread of the parent may have held a lock at the fork; of a reader `Timeout` if the heap
+    /// changes faster than it can be read.
     pub fn root(self, name: &str, kind: &str) -> Result<*mut u8> {
         mojim_memory::fork::check_fork()?;
         let inner = self.0;
-        inner.refresh()?;
-        let _held = lock(&inner.roots);
-        let found = inner
-            .roots()?
-            .into_iter()
-            .flatten()
-            .find(|r| r.name == name);
+        let found = self.list_roots()?.into_iter().find(|r| r.name == name);
         let root = found.ok_or_else(|| {
             Error::NotFound(format!("heap {} has no root {name}", inner.name.file))
         })?;
@@ -678,10 +717,20 @@ impl Heap {
     }
 
     /// The roots: name, type and address of each.
+    ///
+    /// # Errors
+    /// As [`Heap::root`].
     pub fn list_roots(self) -> Result<Vec<Root>> {
         mojim_memory::fork::check_fork()?;
-        let _held = lock(&self.0.roots);
-        Ok(self.0.roots()?.into_iter().flatten().collect())
+        let inner = self.0;
+        let roots = match inner.read_only {
+            true => inner.follow()?,
+            false => {
+                let _held = lock(&inner.roots);
+                inner.roots()?
+            }
+        };
+        Ok(roots.into_iter().flatten().collect())
     }
 
     /// Sets a root, or removes it (`ptr` null). Durable with the next [`Heap::sync`].
@@ -1091,30 +1140,61 @@ impl Inner {
     }
 
     fn roots(&self) -> Result<Vec<Option<Root>>> {
+        // SAFETY: the head, which is mapped.
+        let head = unsafe { std::slice::from_raw_parts(self.base as *const u8, HEAD_LEN) };
+        self.roots_of(head)
+    }
+
+    fn roots_of(&self, head: &[u8]) -> Result<Vec<Option<Root>>> {
         let all = (0..MAX_ROOTS).map(|i| {
-            // SAFETY: a root of the head, which is mapped.
-            let bytes = unsafe { std::slice::from_raw_parts(self.at_root(i), ROOT_LEN) };
+            let bytes = &head[root_at(i)..][..ROOT_LEN];
             Root::decode(bytes).map_err(|e| self.name.damaged(e))
         });
         all.collect()
     }
 
-    /// Of a reader: maps the chunks that have come.
-    fn refresh(&self) -> Result<()> {
-        if !self.read_only {
-            return Ok(());
-        }
+    /// Of a reader: the roots, as of one moment. What they point to is mapped.
+    fn follow(&self) -> Result<Vec<Option<Root>>> {
         let _changes = lock(&CHANGES);
-        let new = self.shared.slabs.new_chunks(u64::MAX);
+        self.check_whole()?;
+        let head = self.head_of_one_state()?;
+        let new = self.shared.slabs.new_chunks(&head);
         for c in new.map_err(|e| self.name.damaged(e))? {
             let at = (self.base + c.offset as usize) as *mut u8;
             self.space.map(c.offset, c.len as usize, at)?;
-            if let Err(e) = self.shared.slabs.adopt(c, None) {
-                let _ = self.space.unmap(at, c.len as usize);
-                return Err(self.name.damaged(e));
+            self.shared.slabs.know(c);
+        }
+        let end = self.shared.slabs.end();
+        let roots = self.roots_of(&head)?;
+        match roots.iter().flatten().find(|r| r.pointer >= end) {
+            Some(r) => Err((self.name).damaged(format!("root {} points out of it", r.name))),
+            None => Ok(roots),
+        }
+    }
+
+    /// Of a reader: the head, all of it as of one moment.
+    fn head_of_one_state(&self) -> Result<Vec<u8>> {
+        let mut head = vec![0; HEAD_LEN];
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let shown = self.space.shown();
+            fence(SeqCst);
+            // SAFETY: the head, which is mapped.
+            unsafe {
+                head.as_mut_ptr()
+                    .copy_from(self.base as *const u8, HEAD_LEN)
+            };
+            fence(SeqCst);
+            if self.space.shown() == shown {
+                return Ok(head);
+            }
+            if Instant::now() > end {
+                return Err(Error::Timeout(format!(
+                    "heap {} changes faster than its roots can be read",
+                    self.name.file
+                )));
             }
         }
-        Ok(())
     }
 }
 
@@ -1159,6 +1239,8 @@ impl Keeper for Inner {
 /// Which heap it is.
 struct Name {
     volume: String,
+    /// The attachment ([`Volume::attachment`]) that it was opened through.
+    attachment: usize,
     /// The directory of the volume's files.
     home: PathBuf,
     file: String,
@@ -1166,13 +1248,14 @@ struct Name {
 
 impl Name {
     /// Of a heap that is not open. The caller holds [`CHANGES`].
-    fn new(volume: &str, home: PathBuf, file: &str) -> Result<Name> {
+    fn new(volume: &str, attachment: usize, home: PathBuf, file: &str) -> Result<Name> {
         if all().any(|h| h.name.home == home && h.name.file == file) {
             let text = format!("heap {file} of volume {volume} is open in this process");
             return Err(Error::Busy(text));
         }
         Ok(Name {
             volume: volume.into(),
+            attachment,
             home,
             file: file.into(),
         })
@@ -1279,8 +1362,10 @@ impl Name {
         }
         for (offset, len) in chunks {
             let chunk = Chunk::of(offset, len).expect("it was checked");
-            let space = (!read_only).then_some(space);
-            slabs.adopt(chunk, space).map_err(|e| self.damaged(e))?;
+            match read_only {
+                true => slabs.know(chunk),
+                false => slabs.adopt(chunk, space).map_err(|e| self.damaged(e))?,
+            }
         }
         Ok(slabs)
     }

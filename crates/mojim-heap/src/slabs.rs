@@ -310,10 +310,21 @@ impl Slabs {
         all.collect()
     }
 
+    /// A chunk is mapped, in which a reader looks for no slab.
+    pub fn know(&self, chunk: Chunk) {
+        lock(&self.units).chunks.push(chunk);
+    }
+
+    /// The address behind the last chunk.
+    pub fn end(&self) -> u64 {
+        let units = lock(&self.units);
+        let end = units.chunks.last().map_or(0, |c| c.offset + c.len);
+        self.base as u64 + end
+    }
+
     /// Takes a chunk, which is mapped, into use: reads its slab table. A large block that is free ends
-    /// here, as it ends when it is freed: a crash came between. A reader gives no `space`, and leaves
-    /// it as it is.
-    pub fn adopt(&self, chunk: Chunk, space: Option<&dyn Space>) -> Result<(), String> {
+    /// here, as it ends when it is freed: a crash came between.
+    pub fn adopt(&self, chunk: Chunk, space: &dyn Space) -> Result<(), String> {
         let mut units = lock(&self.units);
         let mut ended: Vec<Span> = Vec::new();
         let first = (chunk.data / UNIT as u64) as usize;
@@ -336,8 +347,9 @@ impl Slabs {
                 return Err(format!("the slab of unit {unit} cannot be"));
             }
             // SAFETY: the slab's first state byte.
-            let first_state = unsafe { state(self.at(chunk.states_at(unit))) }.load(Relaxed);
-            if entry.class == LARGE && first_state == FREE && space.is_some() {
+            let first_state = || unsafe { state(self.at(chunk.states_at(unit))) }.load(Relaxed);
+            // Only of a large block: else each slab would cost a page fault.
+            if entry.class == LARGE && first_state() == FREE {
                 let p = self.at(at);
                 // SAFETY: as above; nobody else uses the chunk yet.
                 unsafe { p.cast::<u64>().write(0) };
@@ -357,11 +369,9 @@ impl Slabs {
         }
         units.chunks.push(chunk);
         // Before the units are in another slab.
-        match space {
-            Some(space) if !ended.is_empty() => {
-                space.commit(&ended, false).map_err(|e| e.to_string())
-            }
-            _ => Ok(()),
+        match ended.is_empty() {
+            true => Ok(()),
+            false => space.commit(&ended, false).map_err(|e| e.to_string()),
         }
     }
 
@@ -381,7 +391,7 @@ impl Slabs {
         self.quick.clear();
         self.bits.clear();
         let mut chunks = chunks.into_iter();
-        chunks.try_for_each(|c| self.adopt(c, Some(space)))
+        chunks.try_for_each(|c| self.adopt(c, space))
     }
 
     /// Makes the slab known. `new`: all its blocks are free.
@@ -788,12 +798,10 @@ impl Slabs {
         lock(&self.units).stuck
     }
 
-    /// Chunks that the head lists and that are not mapped yet; for readers.
-    pub fn new_chunks(&self, file: u64) -> Result<Vec<Chunk>, mojim_format::FormatError> {
-        // SAFETY: the head is mapped.
-        let head = unsafe { std::slice::from_raw_parts(self.base as *const u8, HEAD_LEN) };
+    /// Chunks that a head lists and that are not mapped yet; for readers.
+    pub fn new_chunks(&self, head: &[u8]) -> Result<Vec<Chunk>, mojim_format::FormatError> {
         let known = lock(&self.units).chunks.len();
-        let all = decode_chunks(head, file)?;
+        let all = decode_chunks(head, u64::MAX)?;
         if all
             .last()
             .is_some_and(|(o, l)| o + l > self.capacity as u64)
@@ -873,7 +881,7 @@ mod tests {
             }
             unit += e.units as usize;
         }
-        slabs.adopt(chunk, Some(&Nowhere)).unwrap();
+        slabs.adopt(chunk, &Nowhere).unwrap();
         slabs
     }
 

@@ -26,6 +26,10 @@ pub trait Space: Send + Sync {
     fn expect(&self, span: Span) {
         let _ = span;
     }
+    /// Of a reader: a number that changes with what it shows.
+    fn shown(&self) -> u64 {
+        0
+    }
     /// Ends a mapping that `map` made. What was not committed is gone.
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()>;
     /// The heap is closed: its struct stays, and what is behind the space need not.
@@ -139,6 +143,10 @@ impl Space for ReaderSpace {
 
     fn rollback(&self, _: Span) -> Result<()> {
         Err(self.refuse())
+    }
+
+    fn shown(&self) -> u64 {
+        self.reader.get().map_or(0, |r| r.shown())
     }
 
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {

@@ -107,4 +107,30 @@ fn a_heap_that_was_rolled_back_half_way_can_only_be_closed() {
         assert_eq!(more, u32::from(!torn));
         heap.close().unwrap();
     }
+    detaches();
+}
+
+/// A detach that fails leaves the heap as it is. One that succeeds closes the heaps that were opened
+/// through the same attachment, and no others.
+fn detaches() {
+    // That of heaps that are opened over other memory.
+    const MINE: usize = 0;
+    let memory = Memory::default();
+    let heap = memory.open();
+    let all = || [errno(heap.malloc(64)), errno(heap.sync())];
+    let failed = Heap::ending(MINE, || (false, Err(silent())));
+    assert_eq!(errno(failed), libc::ETIMEDOUT);
+    assert_eq!(all(), [0; 2]);
+    Heap::ending(MINE + 1, || (true, Ok(()))).unwrap();
+    assert_eq!(all(), [0; 2]);
+    // Its memory is gone, though what had to be written was not.
+    let gone = || {
+        let base = heap.base().cast();
+        // SAFETY: mapped by `map`, in one piece.
+        unsafe { rustix::mm::munmap(base, 16 << 20) }.unwrap();
+        (true, Err(broken()))
+    };
+    assert_eq!(errno(Heap::ending(MINE, gone)), libc::EIO);
+    assert_eq!(all(), [libc::EINVAL; 2]);
+    memory.open().close().unwrap();
 }

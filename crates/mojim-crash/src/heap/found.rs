@@ -23,8 +23,7 @@ pub fn recover(place: &Place, seed: u64) -> Result<Vec<u8>> {
         tx::abort()?;
     }
     // Its addresses are the next state's.
-    Heap::close_all(&volume.directory())?;
-    volume.detach()?;
+    Heap::detach(&volume)?;
     found
 }
 

@@ -77,8 +77,7 @@ impl Persistent {
                 while tx::is_open() {
                     tx::abort()?;
                 }
-                Heap::close_all(&volume.directory())?;
-                volume.detach()?;
+                Heap::detach(&volume)?;
                 return Err(e);
             }
         };

@@ -203,6 +203,12 @@ impl Reader {
         &self.0.name
     }
 
+    /// A number of this attachment, which no other one has while a clone of this is there.
+    #[doc(hidden)]
+    pub fn attachment(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
     /// Where the node keeps the volume's files.
     pub fn directory(&self) -> PathBuf {
         self.0.directory.clone()

@@ -213,6 +213,12 @@ impl Volume {
         )))
     }
 
+    /// A number of this attachment, which no other one has while a clone of this is there.
+    #[doc(hidden)]
+    pub fn attachment(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
     /// The directory whose files are this volume's.
     pub fn directory(&self) -> std::path::PathBuf {
         layout::data_dir(&self.0.node, &self.0.volume.name)
