@@ -8,7 +8,8 @@
 //!   in a block that the program still had.
 //! - A block that was freed outside a transaction is handed out again to calls outside
 //!   transactions only, until a sync that began after the free has succeeded.
-//! - A heap's struct is never freed: threads may still have their caches of it.
+//! - A heap's struct is never freed: threads may still have their caches of it. Its tables are the next
+//!   heap's when it is closed.
 
 use std::path::PathBuf;
 use std::sync::atomic::{
@@ -383,6 +384,8 @@ impl Heap {
         if !inner.shared.slabs.is_stuck() {
             release(end, inner.base + inner.capacity - end);
         }
+        inner.shared.slabs.close();
+        lock(&inner.freed).fill_with(Vec::new);
         inner.space.end();
         done
     }

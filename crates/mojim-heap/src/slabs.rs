@@ -377,6 +377,17 @@ impl Slabs {
 
     /// Reads all slab tables again, and forgets what was known of them. Nobody else uses the heap.
     pub fn begin_anew(&self, space: &dyn Space) -> Result<(), String> {
+        let chunks = self.forget();
+        self.slabs.clear();
+        self.of_unit.clear();
+        self.quick.clear();
+        self.bits.clear();
+        let mut chunks = chunks.into_iter();
+        chunks.try_for_each(|c| self.adopt(c, space))
+    }
+
+    /// Forgets all but the tables. Returns the chunks.
+    fn forget(&self) -> Vec<Chunk> {
         let mut units = lock(&self.units);
         // Addresses that are another mapping's stay so.
         let stuck = units.stuck;
@@ -386,12 +397,16 @@ impl Slabs {
         for class in &self.classes {
             *lock(class) = Class::default();
         }
-        self.slabs.clear();
-        self.of_unit.clear();
-        self.quick.clear();
-        self.bits.clear();
-        let mut chunks = chunks.into_iter();
-        chunks.try_for_each(|c| self.adopt(c, space))
+        chunks
+    }
+
+    /// The heap is closed, and nobody uses it: its memory goes, but for this struct.
+    pub fn close(&self) {
+        self.forget();
+        self.slabs.keep();
+        self.of_unit.keep();
+        self.quick.keep();
+        self.bits.keep();
     }
 
     /// Makes the slab known. `new`: all its blocks are free.

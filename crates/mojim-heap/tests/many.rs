@@ -25,4 +25,39 @@ fn one_too_many_takes_no_addresses() {
     last.close().unwrap();
     let others = all.iter().enumerate().filter(|(i, _)| *i != 7);
     others.for_each(|(_, h)| h.close().unwrap());
+    leaves_nothing(&disks[0]);
+}
+
+/// The process's addresses, in pages.
+fn pages() -> u64 {
+    let all = std::fs::read_to_string("/proc/self/statm").unwrap();
+    all.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// A heap that is closed leaves no tables behind, and the next one finds nothing in them.
+fn leaves_nothing(disk: &Disk) {
+    let mut before = 0;
+    for i in 0..30 {
+        let heap = open(disk, BASE);
+        let kept = heap.root("kept", "").ok();
+        assert_eq!(kept.is_some(), i > 0);
+        let p = heap.malloc(100).unwrap();
+        heap.set_root("kept", p, "").unwrap();
+        heap.sync().unwrap();
+        if let Some(kept) = kept {
+            heap.free(kept).unwrap();
+        }
+        // Uncommitted: in the next heap it is free.
+        let other = heap.malloc(5000).unwrap();
+        heap.close().unwrap();
+        assert!(heap.find(other).is_err() && heap.malloc(100).is_err());
+        if i == 1 {
+            before = pages();
+        }
+    }
+    let more = pages().saturating_sub(before);
+    // Of one heap: 12 MiB.
+    assert!(more < 30 * 1024, "{more} more pages after 28 heaps");
+    let report = mojim_heap::check(&disk.0.lock().unwrap()).unwrap();
+    assert_eq!(report.problems, [""; 0]);
 }
