@@ -296,9 +296,9 @@ int mojim_unmap(void *addr, size_t len);
  * moment is nothing mapped there; stores meanwhile may be lost. The bytes are copied
  * (pages of zeros take no memory): all of them have to be the file's, which was not
  * cut (mojim_truncate), and where there is too little memory, the unmap or detach
- * fails. (After mojim_finish, by contrast, the memory is the file's still:
+ * fails, and cannot be repeated for this region. (After mojim_finish, by contrast, the memory is the file's still:
  * another process may change what was not stored to, and where it cuts the file,
- * loads raise SIGBUS.) EINVAL if no region begins there; EOPNOTSUPP for a reader's,
+ * loads raise SIGBUS.) EINVAL if no region begins there, or it is a heap's; EOPNOTSUPP for a reader's,
  * and one in the copy of another process (mojim_join). */
 int mojim_leave_memory(void *addr);
 

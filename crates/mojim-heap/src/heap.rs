@@ -228,6 +228,7 @@ impl Heap {
     /// open, `Damaged` if the file is no heap, `Unsupported` if the volume rounds to pages or shares
     /// its working copies, and those of [`Volume::map`].
     pub fn open(volume: &Volume, file: &str, options: &HeapOptions) -> Result<Heap> {
+        mojim_memory::fork::check_fork()?;
         volume.check_exact()?;
         let space = VolumeSpace {
             volume: Held::new(volume),
@@ -266,6 +267,7 @@ impl Heap {
     }
 
     fn try_open_reader(reader: &Reader, file: &str) -> Result<Heap> {
+        mojim_memory::fork::check_fork()?;
         let space = ReaderSpace {
             reader: Held::new(reader),
             file: file.into(),
@@ -390,35 +392,40 @@ impl Heap {
         done
     }
 
-    /// Ends an attachment by `end`, which says whether its memory is gone, and closes its heaps if so:
-    /// else they stay open. Their memory goes with the attachment's. No open transaction has noted
-    /// anything of them, and no other call may be using them.
-    pub fn ending(attachment: usize, end: impl FnOnce() -> (bool, Result<()>)) -> Result<()> {
+    /// Ends an attachment by `end`, and closes those of its heaps whose memory is gone: if `end` succeeds,
+    /// or fails half-way and `gone` says so of a heap's first address. The others stay open. No open
+    /// transaction has noted anything of them, and no other call may be using them.
+    fn ending(
+        attachment: usize,
+        end: impl FnOnce() -> Result<()>,
+        gone: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        // In a child a thread of the parent may have held the lock at the fork.
+        if mojim_memory::fork::is_forked() {
+            return end();
+        }
         // A thread that ends meanwhile must not give its blocks to memory that is gone.
         let changes = lock(&CHANGES);
-        let (gone, mut done) = end();
-        if gone {
-            for h in all().filter(|h| h.name.attachment == attachment) {
+        let mut done = end();
+        let whole = done.is_ok();
+        for h in all().filter(|h| h.name.attachment == attachment) {
+            if whole || gone(h.base) {
                 done = done.and(Heap(h).end(&changes, false));
             }
         }
         done
     }
 
-    /// [`Heap::ending`] of a primary's attachment.
+    /// Detaches a volume, and closes its heaps. Where that fails they are open as before, but for those
+    /// whose memory is gone.
     pub fn detach(volume: &Volume) -> Result<()> {
-        Heap::ending(volume.attachment(), || {
-            let done = volume.detach();
-            (done.is_ok() || volume.spans().is_empty(), done)
-        })
+        let gone = |base: usize| !mojim::is_region(base);
+        Heap::ending(volume.attachment(), || volume.detach(), gone)
     }
 
-    /// [`Heap::ending`] of a reader's.
+    /// [`Heap::detach`] of a reader, whose memory goes in any case.
     pub fn detach_reader(reader: &Reader) -> Result<()> {
-        Heap::ending(reader.attachment(), || {
-            let done = reader.detach();
-            (!mojim_memory::fork::is_forked(), done)
-        })
+        Heap::ending(reader.attachment(), || reader.detach(), |_| true)
     }
 
     /// Fails for a reader's heap.
@@ -600,7 +607,10 @@ impl Heap {
         let Some((slab, p)) = slabs.find(ptr as usize) else {
             return Err(self.0.no_block(ptr));
         };
-        slabs.look(slab);
+        // A child changes no state byte, and a thread of the parent may have held a lock at the fork.
+        if !mojim_memory::fork::is_forked() {
+            slabs.look(slab);
+        }
         Ok(Block {
             ptr: p.ptr,
             state: p.state,
@@ -1218,9 +1228,10 @@ impl Keeper for Inner {
         if mojim_memory::fork::is_forked() {
             return;
         }
-        let _whole = lock(&self.whole);
-        // The heap may have been closed or rolled back meanwhile.
+        // The heap may have been closed or rolled back meanwhile. Before the other lock: a sync, which has
+        // transactions wait, waits for that one.
         let _changes = lock(&CHANGES);
+        let _whole = lock(&self.whole);
         if !cache.is_of(self) {
             return;
         }

@@ -273,21 +273,46 @@ class Volume:
     def _grow(self, region: Region, size: int) -> None:
         """Maps a region anew, with so many bytes. What was stored, and not committed, stays so."""
         self._require_free(region)
+        if self._block is not None:
+            raise error(errno.EBUSY, "an atomic block is open")
         length = self.size(region.name)
         if length < size:
             # First: where that fails (a full disk, say), nothing has changed.
             if lib.mojim_truncate(self._alive(), os.fsencode(region.name), size) != 0:
                 raise last_error()
+        former, had = region._base, region.size
+        region.size = max(length, size)
+        try:
+            self._place(region)
+        except Busy:
+            region.size = had
+            self._move(region, max(length, size))
+        except BaseException:
+            region.size = had
+            raise
+        else:
+            # A working copy that others share: it lives on, with what they have stored meanwhile.
+            if lib.mojim_unmap(former, had) != 0:
+                raise last_error()
+
+    def _move(self, region: Region, size: int) -> None:
+        """Maps a region anew, whose working copy is this mapping's alone."""
         stored = ffi.buffer(region._base, region.size)[:]
         self._unmap(region)
-        region.size = max(length, size)
-        self._place(region)
-        if not region.read_only:
-            memory = ffi.buffer(region._base, len(stored))
-            for start in range(0, len(stored), PIECE):
-                part = stored[start : start + PIECE]
-                if memory[start : start + PIECE] != part:
-                    memory[start : start + PIECE] = part
+        region.size = size
+        try:
+            self._place(region)
+        except BaseException:
+            region.size = len(stored)
+            self._place(region)
+            raise
+        finally:
+            if region._base is not None and not region.read_only:
+                memory = ffi.buffer(region._base, len(stored))
+                for start in range(0, len(stored), PIECE):
+                    part = stored[start : start + PIECE]
+                    if memory[start : start + PIECE] != part:
+                        memory[start : start + PIECE] = part
 
     def array(
         self,
