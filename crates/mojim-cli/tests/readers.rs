@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use mojim::{Config, MapFlags, Mapping, Volume, gmsync};
+use mojim_heap::{Heap, HeapOptions};
 
 mod support;
 use support::home::Home;
@@ -144,6 +145,20 @@ impl Writer {
         w
     }
 
+    /// Two heaps, whose root is their name.
+    fn make_heaps(&self) {
+        for name in ["one", "two"] {
+            let options = HeapOptions::new(64 << 20, 0);
+            let heap = Heap::open(&self.volume, name, &options).unwrap();
+            let p = heap.malloc(4).unwrap();
+            // SAFETY: a block of four bytes.
+            unsafe { p.copy_from(format!("{name}\0").as_ptr(), 4) };
+            heap.set_root("name", p, "char").unwrap();
+            heap.sync().unwrap();
+            heap.close().unwrap();
+        }
+    }
+
     /// One sync point; again and again while the mirror is away.
     fn write(&mut self) -> u64 {
         self.count += 1;
@@ -209,6 +224,7 @@ fn programs_read_whole_sync_points() {
     let c = Cluster::new();
     let _nodes = ["a", "b", "c"].map(|n| c.node(n));
     let mut w = Writer::new(&c);
+    w.make_heaps();
     w.write_until("a backup's copy", || c.has_files("c"));
     let config = c.file();
     let config = config.to_str().unwrap();

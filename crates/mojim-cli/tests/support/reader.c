@@ -23,7 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #ifdef API
-#include <mojim.h>
+#include <mojim_heap.h>
 #endif
 
 #define PAGE 4096
@@ -144,6 +144,22 @@ static int refused(const char *path, const char *other)
 }
 
 #ifdef API
+/* Two readers of one node: the end of one leaves the other its heap. */
+static void heaps(mojim_t *m, mojim_t *other)
+{
+    mojim_heap_t *one = mojim_heap_open(m, "one", 0, NULL, 0);
+    mojim_heap_t *two = mojim_heap_open(other, "two", 0, NULL, 0);
+    CHECK(one && two);
+    char *first = mojim_root(one, "name", "char"), *second = mojim_root(two, "name", "char");
+    CHECK(first && second && strcmp(first, "one") == 0 && strcmp(second, "two") == 0);
+    CHECK(mojim_usable_size(first) == 0 && errno == EROFS);
+    CHECK(mojim_free(first) == -1 && errno == EROFS);
+    CHECK(mojim_detach(other) == 0);
+    CHECK(!mojim_root(two, "name", "char") && errno == EINVAL);
+    CHECK(mojim_root(one, "name", "char") == first && strcmp(first, "one") == 0);
+    CHECK(mojim_heap_close(one) == 0);
+}
+
 static int by_interface(const char *config, const char *node)
 {
     mojim_t *m = mojim_attach_reader(config, node, NULL);
@@ -151,6 +167,9 @@ static int by_interface(const char *config, const char *node)
         printf("%s\n", mojim_last_error());
         return 1;
     }
+    mojim_t *other = mojim_attach_reader(config, node, NULL);
+    CHECK(other);
+    heaps(m, other);
     struct file f = {mojim_map(m, "f", 0, MOJIM_RDONLY), 0};
     struct file g = {mojim_map(m, "dir/g", 0, 0), 0};
     CHECK(f.base != MAP_FAILED && g.base != MAP_FAILED);
