@@ -395,7 +395,8 @@ impl Heap {
     /// Ends an attachment by `end`, and closes those of its heaps whose memory is gone: if `end` succeeds,
     /// or fails half-way and `gone` says so of a heap's first address. The others stay open. No open
     /// transaction has noted anything of them, and no other call may be using them.
-    fn ending(
+    #[doc(hidden)]
+    pub fn ending(
         attachment: usize,
         end: impl FnOnce() -> Result<()>,
         gone: impl Fn(usize) -> bool,

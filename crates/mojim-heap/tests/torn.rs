@@ -118,19 +118,20 @@ fn detaches() {
     let memory = Memory::default();
     let heap = memory.open();
     let all = || [errno(heap.malloc(64)), errno(heap.sync())];
-    let failed = Heap::ending(MINE, || (false, Err(silent())));
+    let failed = Heap::ending(MINE, || Err(silent()), |_| false);
     assert_eq!(errno(failed), libc::ETIMEDOUT);
     assert_eq!(all(), [0; 2]);
-    Heap::ending(MINE + 1, || (true, Ok(()))).unwrap();
+    Heap::ending(MINE + 1, || Ok(()), |_| true).unwrap();
     assert_eq!(all(), [0; 2]);
     // Its memory is gone, though what had to be written was not.
     let gone = || {
         let base = heap.base().cast();
         // SAFETY: mapped by `map`, in one piece.
         unsafe { rustix::mm::munmap(base, 16 << 20) }.unwrap();
-        (true, Err(broken()))
+        Err(broken())
     };
-    assert_eq!(errno(Heap::ending(MINE, gone)), libc::EIO);
+    let is_it = |base: usize| base == heap.base() as usize;
+    assert_eq!(errno(Heap::ending(MINE, gone, is_it)), libc::EIO);
     assert_eq!(all(), [libc::EINVAL; 2]);
     memory.open().close().unwrap();
 }
