@@ -26,7 +26,10 @@ struct Hostile {
 
 impl Hostile {
     fn at(port: u16, answer: Value) -> Hostile {
-        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        // A connection of another test may have the port for a moment, as its own end.
+        let listener = await_that("the port of the node", || {
+            TcpListener::bind(("127.0.0.1", port)).ok()
+        });
         let stop = Arc::new(AtomicBool::new(false));
         let stops = stop.clone();
         let thread = std::thread::spawn(move || {

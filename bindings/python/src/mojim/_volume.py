@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._atomic import Atomic, Turn
 from ._library import ATOMIC, CREATE, MS_ASYNC, MS_INVALIDATE, MS_SYNC, RDONLY, SHARED
-from ._library import Error, NotFound, Stale, Torn, error, ffi, last_error, lib, once
+from ._library import Busy, Error, NotFound, Stale, Torn, error, ffi, last_error, lib, once
 from ._ranges import commit, pieces, refuse_torn, torn
 
 if TYPE_CHECKING:
