@@ -514,7 +514,7 @@ pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_leave_memory(addr: *mut c_void) -> c_int {
     guard(-1, || {
-        if mojim_heap::Heap::of(addr.cast()).is_some() {
+        if Heap::of(addr.cast()).is_some() {
             return invalid(format!(
                 "{addr:p} lies in a heap, which has to be at its address again when it is opened"
             ));

@@ -31,4 +31,4 @@ pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions, HeldRoot};
 pub use mojim_format::heap::{ALLOCATED, FREE};
 pub use moved::{Moved, move_heap};
 #[doc(hidden)]
-pub use space::{Space, Span};
+pub use space::{Nowhere, Space, Span};

@@ -853,29 +853,9 @@ mod tests {
     use std::ptr::null_mut;
 
     use super::*;
+    use crate::space::Nowhere;
     use mojim_format::heap::ALLOCATED;
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-
-    /// Memory that is never committed.
-    struct Nowhere;
-
-    impl Space for Nowhere {
-        fn map(&self, _: u64, _: usize, _: *mut u8) -> Result<()> {
-            Ok(())
-        }
-        fn commit(&self, _: &[Span], _: bool) -> Result<()> {
-            Ok(())
-        }
-        fn sync(&self, _: &[Span]) -> Result<()> {
-            Ok(())
-        }
-        fn rollback(&self, _: Span) -> Result<()> {
-            Ok(())
-        }
-        fn unmap(&self, _: *mut u8, _: usize) -> Result<()> {
-            Ok(())
-        }
-    }
 
     /// Slabs with a first chunk that has these entries, one slab behind the other; of each the first
     /// block is allocated.

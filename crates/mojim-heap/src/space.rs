@@ -1,6 +1,6 @@
 //! Where a heap's bytes lie and how they are committed: what the heap needs from a volume.
 //!
-//! Owns the trait, and its implementations over a volume and a reader. Tests have one over plain memory.
+//! Owns the trait, and its implementations over a volume, a reader, and plain memory (for tests).
 
 use std::sync::Mutex;
 
@@ -34,6 +34,39 @@ pub trait Space: Send + Sync {
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()>;
     /// The heap is closed: its struct stays, and what is behind the space need not.
     fn end(&self) {}
+}
+
+/// Plain memory, which is committed nowhere: for tests.
+#[doc(hidden)]
+pub struct Nowhere;
+
+impl Space for Nowhere {
+    fn map(&self, _: u64, len: usize, at: *mut u8) -> Result<()> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the heap has reserved these addresses.
+        unsafe { mmap_anonymous(at.cast(), len, prot, flags) }
+            .map_err(|e| Error::io("a mapping", &e.into()))?;
+        Ok(())
+    }
+
+    fn commit(&self, _: &[Span], _: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self, _: &[Span]) -> Result<()> {
+        Ok(())
+    }
+
+    fn rollback(&self, _: Span) -> Result<()> {
+        Ok(())
+    }
+
+    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: made by `map`.
+        unsafe { rustix::mm::munmap(at.cast(), len) }.map_err(|e| Error::io("a mapping", &e.into()))
+    }
 }
 
 /// A volume, or a reader, until the heap is closed.

@@ -1,5 +1,5 @@
-//! A thread's word of its caches ([`Cached`](mojim_undo::Cached)): of them the one that calls without a lock use is
-//! read by two instructions.
+//! Which of its caches a thread uses ([`Cached`](mojim_undo::Cached)). Calls without a lock read theirs by two
+//! instructions.
 //!
 //! In a shared library a `thread_local!` is a call on each access, which took a third of the
 //! time of `malloc`. So the variable is declared to the assembler, and read by the

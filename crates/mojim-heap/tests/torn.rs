@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use mojim_env::{Error, Result};
-use mojim_heap::{Heap, HeapOptions, Space, Span};
+use mojim_heap::{Heap, HeapOptions, Nowhere, Space, Span};
 
 /// A heap's file in plain memory. Its rollbacks come to what is said here; then they succeed.
 #[derive(Clone, Default)]
@@ -15,13 +15,8 @@ struct Memory {
 }
 
 impl Space for Memory {
-    fn map(&self, _: u64, len: usize, at: *mut u8) -> Result<()> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the heap has reserved these addresses.
-        unsafe { mmap_anonymous(at.cast(), len, prot, flags) }.unwrap();
-        Ok(())
+    fn map(&self, offset: u64, len: usize, at: *mut u8) -> Result<()> {
+        Nowhere.map(offset, len, at)
     }
 
     fn commit(&self, _: &[Span], _: bool) -> Result<()> {
@@ -39,9 +34,7 @@ impl Space for Memory {
     }
 
     fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: made by `map`.
-        unsafe { rustix::mm::munmap(at.cast(), len) }.unwrap();
-        Ok(())
+        Nowhere.unmap(at, len)
     }
 }
 

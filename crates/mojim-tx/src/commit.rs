@@ -182,7 +182,7 @@ pub(crate) unsafe fn take_back(t: *mut Thread, dead: Range<usize>) -> Result<()>
             tidy(&mut *t);
         }
         let Some(e) = broken else { return Ok(()) };
-        fail(&e);
+        stop_commits(&e);
         Err(e)
     }
 }
@@ -266,7 +266,7 @@ pub(crate) fn again(error: &Error) -> bool {
 }
 
 /// No transaction is committed from here on.
-fn fail(error: &Error) {
+fn stop_commits(error: &Error) {
     let first = FAILED.compare_exchange(0, error.errno().max(1), AcqRel, Acquire);
     if first.is_ok() {
         tell(&format!(
@@ -278,7 +278,7 @@ fn fail(error: &Error) {
 pub(crate) fn give_up(t: *mut Thread, error: &Error) {
     // SAFETY: the calling thread's own.
     let t = unsafe { &mut *t };
-    fail(error);
+    stop_commits(error);
     t.in_doubt = false;
     t.later.clear();
     t.log.close();

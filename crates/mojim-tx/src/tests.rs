@@ -13,7 +13,7 @@ use std::sync::{Barrier, Mutex, MutexGuard};
 use mojim::Failure;
 use mojim_env::{Error, Result};
 use mojim_format::heap::{ROOT_LEN, root_at};
-use mojim_heap::{Heap, HeapOptions, Space, Span};
+use mojim_heap::{Heap, HeapOptions, Nowhere};
 use mojim_undo::Log;
 
 use crate::commit::{captured, failed, forget, on_failure};
@@ -330,36 +330,6 @@ fn a_new_page_is_faulted_in_once() {
         assert!(more < PAGES as i64 * 3 / 2, "{more} faults");
         abort().unwrap();
         libc::munmap(all.cast(), len);
-    }
-}
-
-/// A heap's file that is committed nowhere.
-struct Nowhere;
-
-impl Space for Nowhere {
-    fn map(&self, _: u64, len: usize, at: *mut u8) -> Result<()> {
-        let (prot, flags) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-        );
-        // SAFETY: the heap has reserved these addresses.
-        let got = unsafe { libc::mmap(at.cast(), len, prot, flags, -1, 0) };
-        assert_eq!(got, at.cast());
-        Ok(())
-    }
-    fn commit(&self, _: &[Span], _: bool) -> Result<()> {
-        Ok(())
-    }
-    fn sync(&self, _: &[Span]) -> Result<()> {
-        Ok(())
-    }
-    fn rollback(&self, _: Span) -> Result<()> {
-        Ok(())
-    }
-    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: made by `map`.
-        assert_eq!(unsafe { libc::munmap(at.cast(), len) }, 0);
-        Ok(())
     }
 }
 

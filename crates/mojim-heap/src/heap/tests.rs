@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::*;
-use crate::space::Span;
+use crate::space::Nowhere;
 
 type Hook = Box<dyn FnOnce()>;
 
@@ -15,34 +15,6 @@ thread_local! {
 pub(super) fn meanwhile() {
     if let Some(hook) = HOOK.take() {
         hook();
-    }
-}
-
-/// A heap's file that is committed nowhere.
-struct Nowhere;
-
-impl Space for Nowhere {
-    fn map(&self, _: u64, len: usize, at: *mut u8) -> Result<()> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the heap has reserved these addresses.
-        unsafe { mmap_anonymous(at.cast(), len, prot, flags) }.unwrap();
-        Ok(())
-    }
-    fn commit(&self, _: &[Span], _: bool) -> Result<()> {
-        Ok(())
-    }
-    fn sync(&self, _: &[Span]) -> Result<()> {
-        Ok(())
-    }
-    fn rollback(&self, _: Span) -> Result<()> {
-        Ok(())
-    }
-    fn unmap(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: made by `map`.
-        unsafe { rustix::mm::munmap(at.cast(), len) }.unwrap();
-        Ok(())
     }
 }
 
