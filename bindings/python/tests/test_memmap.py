@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mojim
+from mojim._library import lib
 
 
 def test_the_same_as_numpys(volume, tmp_path):
@@ -117,6 +118,19 @@ def test_another_size_of_a_file_that_is_mapped(volume):
     assert a[5] == 5 and a[9] == a[19999] == 9 and np.count_nonzero(a) == 3
     volume.rollback()
     assert a[5] == 5 and np.count_nonzero(a) == 1
+
+
+def test_a_shared_region_that_grows(volume):
+    """Its working copy lives on: what was stored there is neither lost nor stored again."""
+    region = volume.map("f", 4096, shared=True)
+    region[0:2] = b"\x01\x02"
+    region.sync(0, 1)
+    former = region._base
+    assert volume.map("f", 1 << 20) is region and region.size == 1 << 20
+    assert region[0:2] == b"\x01\x02" and region[(1 << 20) - 1 : 1 << 20] == b"\x00"
+    assert not lib.mojim_is_region(former)
+    volume.rollback()
+    assert region[0:2] == b"\x01\x00"
 
 
 def test_others_get_a_copy(volume):
