@@ -88,8 +88,6 @@ static void large(void)
     CHECK(mojim_tx_commit() == 0);
 }
 
-/* Each thread's commits have its own bytes only: the other half of each pair of words is
- * in a transaction that is never committed. */
 /* Adds a frame that is gone before the abort. */
 __attribute__((noinline)) static void adds_its_frame(void)
 {
@@ -103,13 +101,17 @@ static void dead_frames(void)
 {
     uint64_t own = 5;
     CHECK(mojim_tx_begin() == 0 && mojim_tx_set(&own, 6) == 0);
+#ifndef __SANITIZE_ADDRESS__ /* that has frames elsewhere, and reports one that is used when it is gone */
     adds_its_frame();
+#endif
     CHECK(mojim_tx_abort() == 0 && own == 5 && words[8] == 1);
     CHECK(mojim_tx_begin() == 0);
     CHECK(mojim_tx_add_new(words, SIZE_MAX / 4) == -1);
     CHECK(mojim_tx_abort() == 0);
 }
 
+/* Each thread's commits have its own bytes only: the other half of each pair of words is
+ * in a transaction that is never committed. */
 static void *thread(void *arg)
 {
     uint64_t *mine = &words[40000 + 4 * (intptr_t)arg];

@@ -298,7 +298,26 @@ pub(crate) unsafe extern "C-unwind" fn captured_abort(log: *mut Log, sp: usize) 
 /// The stack from this call, and those that its caller makes, to `sp`.
 #[inline(never)]
 pub(crate) fn frames_to(sp: usize) -> Range<usize> {
-    let here = 0u8;
-    let from = (&raw const here as usize).saturating_sub(64 << 10);
+    let from = stack_pointer().saturating_sub(64 << 10);
     from.min(sp)..sp
+}
+
+/// Not a local variable's address: the address sanitizer has these elsewhere, and all between there and
+/// the stack, regions too, would stay as an aborted transaction left it.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn stack_pointer() -> usize {
+    let sp;
+    // SAFETY: reads a register.
+    unsafe {
+        std::arch::asm!("mov {}, rsp", out(reg) sp, options(nomem, nostack, preserves_flags))
+    };
+    sp
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn stack_pointer() -> usize {
+    let here = 0u8;
+    &raw const here as usize
 }
