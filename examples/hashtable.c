@@ -81,7 +81,10 @@ int main(int argc, char **argv)
     if (argc < 5)
         return fprintf(stderr, "hashtable CONFIG NODE put KEY VALUE | get KEY\n"), 2;
     mojim_t *m = mojim_attach(argv[1], argv[2], NULL);
-    if (!m || !mojim_heap_open(m, "buckets", 0, NULL, 0) || mojim_variables(m, "hash") != 0)
+    /* Transactions alone change the heap. */
+    if (!m || !mojim_heap_open(m, "buckets", 0, NULL, MOJIM_HEAP_EXACT))
+        return fail();
+    if (mojim_variables(m, "hash") != 0)
         return fail();
     if (!hash) {
         __transaction_atomic {

@@ -209,7 +209,8 @@ int main(int argc, char **argv)
     if (argc != 6)
         return 2;
     mojim_t *m = mojim_attach(argv[1], argv[2], "v");
-    heap = m ? mojim_heap_open(m, "table", 0, NULL, 0) : NULL;
+    /* Transactions alone change it: pages need not be noted at their first store. */
+    heap = m ? mojim_heap_open(m, "table", 0, NULL, MOJIM_HEAP_EXACT) : NULL;
     if (!heap)
         fail("open");
     if (atoi(argv[3]) > 1 && warm_log(m) != 0)
