@@ -1,13 +1,10 @@
 //! The header is what the library is: it compiles in C and C++, every function
 //! of it is exported and nothing else is, and its numbers are Rust's.
 
-#[path = "../e2e/support.rs"]
-mod support;
-
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use support::*;
+use mojim_testkit::interface::*;
 
 /// The C headers of the library.
 fn headers() -> Vec<String> {

@@ -4,14 +4,11 @@
 //! `VARIABLES_LINKERS`: linkers to try beside the compiler's own (bfd, gold, lld), separated by
 //! commas; `scripts/test-long` names all three.
 
-#[path = "../e2e/support.rs"]
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::*;
+use mojim_testkit::interface::*;
 
 /// Counts its runs in `a`, in a file of the volume.
 const MAIN: &str = r#"
@@ -209,7 +206,7 @@ __attribute__((destructor)) static void end(void) { printf(\"%d %d after\\n\", a
     }
     // The same file for both.
     let out = output(run(&v, &bin, "program").env("LIBRARY", "program"));
-    let said = support::text(&out);
+    let said = mojim_testkit::interface::text(&out);
     assert!(
         said.contains(&format!("errno {}: program is mapped already", libc::EBUSY)),
         "{said}"
@@ -220,7 +217,7 @@ __attribute__((destructor)) static void end(void) { printf(\"%d %d after\\n\", a
     compile(library.to_str().unwrap(), &so, &["-shared", "-fPIC"], true);
     let out = output(run(&v, &bin, "program").env("LIBRARY", "exported"));
     assert!(
-        support::text(&out).contains("exports its persistent variable calls"),
+        mojim_testkit::interface::text(&out).contains("exports its persistent variable calls"),
         "{out:?}"
     );
 }

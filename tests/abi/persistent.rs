@@ -2,14 +2,11 @@
 //! changed layout is refused with the name of what changed. Logs have what was appended, also
 //! after kills.
 
-#[path = "../e2e/support.rs"]
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::*;
+use mojim_testkit::interface::*;
 
 fn example(v: &TestVolume, name: &str, flags: &[&str]) -> PathBuf {
     let bin = v.root.join(name);

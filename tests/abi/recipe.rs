@@ -2,14 +2,11 @@
 //! example: with many threads at work every state that is committed keeps the sum
 //! of the accounts, also across kills; without the lock one that does not is seen.
 
-#[path = "../e2e/support.rs"]
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use support::*;
+use mojim_testkit::interface::*;
 
 const SUM: &str = "64000";
 const THREADS: &str = "8";

@@ -15,7 +15,7 @@
 //! simulator sees (docs/testing.md). The checker is checked: a byte changed
 //! behind its back, and an acknowledgement too many, must be found.
 //!
-//! `CRASH_KILLS=240 cargo test --release -p mojim-cli --test crash` is the long
+//! `CRASH_KILLS=240 cargo test --release -p mojim-testkit --test crash` is the long
 //! form; without the variable it kills 28 times.
 
 use std::net::{SocketAddr, TcpStream};
@@ -32,9 +32,7 @@ use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::request::Request;
 
-#[path = "../../crates/mojim-cli/tests/support/mod.rs"]
-mod support;
-use support::{DEADLINE, Port};
+use mojim_testkit::{DEADLINE, Port, mojim_path};
 
 const THREADS: usize = 3;
 const SLOTS: u64 = 16;
@@ -309,7 +307,7 @@ log = {{ medium = "{}", size = "1MiB" }}
 
     /// Starts node `i`; `reboot`: as if its machine had been started anew.
     fn start_node(&mut self, i: usize, reboot: bool) {
-        let exe = env!("CARGO_BIN_EXE_mojim");
+        let exe = mojim_path();
         let mut c = if reboot {
             self.boots += 1;
             let id = self.dir.join(format!("boot{}", self.boots));

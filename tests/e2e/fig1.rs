@@ -1,12 +1,10 @@
 //! The paper's Figure 1: unmodified under the preload library, and through
 //! libmojim itself, on one file, in turns; and killed after its sync points.
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use support::*;
+use mojim_testkit::interface::*;
 
 /// The access count, the log's size, and its entries, from the data file.
 fn state(v: &TestVolume) -> (u64, u64, Vec<u32>) {

@@ -26,9 +26,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-mod support;
-
-use support::*;
+use mojim_testkit::interface::*;
 
 const LANGUAGES: [&str; 4] = ["c", "cpp", "rust", "python"];
 /// The pages that have blocks to run.

@@ -1,13 +1,11 @@
 //! The preload library's promises, each on a fresh volume, and programs that
 //! know nothing of it.
 
-mod support;
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use support::*;
+use mojim_testkit::interface::*;
 
 /// `probe.c`, compiled once.
 fn probe() -> &'static PathBuf {

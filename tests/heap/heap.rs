@@ -1,15 +1,12 @@
 //! The heap of the C and C++ interfaces: what it refuses, and that kills leave what was committed.
 //! HEAP_KILLS: how many kills (default 6); HEAP_SEED: the seed of those of an earlier run.
 
-#[path = "../e2e/support.rs"]
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use support::*;
+use mojim_testkit::interface::*;
 
 #[test]
 fn wrong_calls_are_errors() {

@@ -1,15 +1,12 @@
 //! Transactions through the C interface: explicit ones, and blocks that gcc captures.
 
-#[path = "../e2e/support.rs"]
-mod support;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::*;
+use mojim_testkit::interface::*;
 
 /// Compiles a program with `__transaction_atomic` blocks, whose runtime is ours.
 fn compile_captured(compiler: &str, source_file: &str, to: &Path, flags: &[&str]) {

@@ -133,31 +133,10 @@ fn power_for_clusters() {
 /// With the command `mojim` beside this rung's, of this source: its mount serves the program.
 #[test]
 fn power_for_mounts() {
-    let exe = Path::new(env!("CARGO_BIN_EXE_mojim-crash"));
     if !can("ext4", true) {
         return;
     }
-    if std::env::var_os("MOJIM_BUILT").is_none() {
-        let target = exe.parent().unwrap();
-        let profile = match target.ends_with("debug") {
-            true => "dev",
-            false => "release",
-        };
-        let built = std::process::Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "-p",
-                "mojim-cli",
-                "--profile",
-                profile,
-                "--target-dir",
-            ])
-            .arg(target.parent().unwrap())
-            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
-            .status();
-        assert!(built.unwrap().success());
-    }
+    mojim_testkit::mojim_path();
     clusters(
         &[
             "mount",

@@ -1,0 +1,203 @@
+//! What README and the documents tell a user to type is right: README from its top is run,
+//! and each `mojim` command of any shell block is one that the command line takes.
+//!
+//! The blocks are read from the documents themselves. Owns its temporary directory, ports
+//! and processes.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mojim_testkit::home::Home;
+use mojim_testkit::{libraries, mojim_path, source, text};
+
+/// The blocks of a document in one language, in order.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let begin = format!("```{language}\n");
+    let all = text.split(&begin).skip(1);
+    all.map(|b| b.split_once("```").expect("it ends").0.to_owned())
+        .collect()
+}
+
+/// Every document: its name and its text.
+fn documents() -> Vec<(String, String)> {
+    let dirs = [source(), source().join("docs")];
+    let files = dirs.iter().flat_map(|d| fs::read_dir(d).unwrap());
+    let paths = files.map(|f| f.unwrap().path());
+    let paths = paths.filter(|p| p.extension().is_some_and(|e| e == "md"));
+    paths
+        .map(|p| (p.display().to_string(), fs::read_to_string(&p).unwrap()))
+        .collect()
+}
+
+/// The words of each `mojim` command in a shell block, without what is the shell's, or
+/// another program's.
+fn commands(block: &str) -> Vec<Vec<String>> {
+    let lines = block.lines().flat_map(|l| l.split("&&"));
+    let mut found = Vec::new();
+    for line in lines {
+        let line = line.split('#').next().unwrap_or("");
+        let mut words = line.split_whitespace();
+        let is_mojim = |w: &str| w == "mojim" || w.ends_with("/mojim");
+        if !words.next().is_some_and(is_mojim) {
+            continue;
+        }
+        let words = words.take_while(|w| !["&", "|", ">", "--"].contains(w));
+        found.push(words.map(str::to_owned).collect());
+    }
+    found
+}
+
+#[test]
+fn every_command_of_the_documents_is_one() {
+    let mut seen = 0;
+    for (name, text) in documents() {
+        for words in blocks(&text, "sh").iter().flat_map(|b| commands(b)) {
+            // An argument that is not known comes before the help.
+            let out = Command::new(mojim_path())
+                .args(&words)
+                .arg("--help")
+                .output();
+            let out = out.unwrap();
+            let says = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.success(), "{name}: mojim {words:?}: {says}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 12, "{seen}");
+}
+
+/// Every code of an event that stands in the sources is in the documents, and the other way round.
+#[test]
+fn every_code_of_an_event_is_documented() {
+    fn look(dir: &Path, codes: &mut std::collections::BTreeSet<String>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                look(&path, codes);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                for mark in ["code = \"", "=> \""] {
+                    let events = mark == "code = \"" || path.ends_with("conditions.rs");
+                    let found = text.split(mark).skip(1).filter(|_| events);
+                    codes.extend(found.map(|t| t.split('"').next().unwrap().to_owned()));
+                }
+            }
+        }
+    }
+    let mut codes = std::collections::BTreeSet::new();
+    for name in ["node", "views", "mount", "cli"] {
+        look(
+            &source().join(format!("crates/mojim-{name}/src")),
+            &mut codes,
+        );
+    }
+    let text = fs::read_to_string(source().join("docs/operations.md")).unwrap();
+    let table = text
+        .split("### Events")
+        .nth(1)
+        .unwrap()
+        .split("What lasts")
+        .next()
+        .unwrap();
+    let cells = table.lines().filter(|l| l.starts_with("| `"));
+    let first = cells.filter_map(|l| l.split('|').nth(1));
+    let named: std::collections::BTreeSet<String> = first
+        .flat_map(|c| c.split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(codes, named);
+    assert!(codes.len() > 10);
+}
+
+/// The check before this one must see a command that is wrong.
+#[test]
+fn a_wrong_command_is_seen() {
+    let block = "cd x && target/release/mojim status --colour red # why\n";
+    let [words] = &commands(block)[..] else {
+        panic!("it is not found")
+    };
+    assert_eq!(words, &["status", "--colour", "red"]);
+    let out = Command::new(mojim_path())
+        .args(words)
+        .arg("--help")
+        .output();
+    assert!(!out.unwrap().status.success());
+}
+
+/// Two nodes, the C program, and what status says of them: the blocks of README one after the
+/// other, but for what was built before, in a directory, at ports and with a build of this
+/// test's.
+#[test]
+fn readme_works_from_the_source() {
+    let readme = fs::read_to_string(source().join("README.md")).unwrap();
+    let home = Home::new("readme", 2);
+    let cluster = format!("readme-{}", std::process::id());
+    let _rings = Rings(format!("mojim-{cluster}-"));
+    let built = libraries().display().to_string();
+    let here = |block: &str| {
+        let mut block = block.replace("/tmp/mojim", &home.dir.display().to_string());
+        for (port, free) in ["7401", "7402"].iter().zip(&home.ports) {
+            block = block.replace(port, &free.number.to_string());
+        }
+        block
+            .replace("cluster = \"example\"", &format!("cluster = \"{cluster}\""))
+            .replace("$PWD/target/release", &built)
+            .replace("target/release", &built)
+            .replace(
+                "-Iinclude",
+                &format!("-I{}", source().join("include").display()),
+            )
+            .replace(
+                "examples/counter.c",
+                &source().join("examples/counter.c").display().to_string(),
+            )
+    };
+    let config = here(&blocks(&readme, "toml")[0]);
+    fs::write(home.dir.join("mojim.toml"), config).unwrap();
+    let shell = blocks(&readme, "sh");
+    let [_, nodes, program, ..] = &shell[..] else {
+        panic!("README has other blocks: {shell:?}")
+    };
+    let nodes = nodes.replace("cargo build --release\n", "");
+    assert!(nodes.matches("mojim node").count() == 2 && program.contains("cc examples"));
+    let ready = "for n in a b; do\n  until [ -S $n/.mojim/node.sock ]; do :; done\ndone\n";
+    let script = format!(
+        "set -e\ntrap 'kill $(jobs -p)' EXIT\n{}{}{}",
+        here(&nodes),
+        ready,
+        here(program)
+    );
+    let out = Command::new("bash")
+        .arg("-c")
+        .arg(&script)
+        .current_dir(&home.dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = text(&out.stdout);
+    assert!(
+        out.status.success(),
+        "{script}\n{said}\n{}",
+        text(&out.stderr)
+    );
+    assert!(
+        said.contains("run 1\n") && said.contains("run 2\n"),
+        "{said}"
+    );
+    assert!(said.contains("volume orders  mode sync  well\n"), "{said}");
+}
+
+/// The rings of a cluster in shared memory, which outlive its programs; by how their
+/// directories' names begin.
+struct Rings(String);
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        for d in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            if d.file_name().to_string_lossy().starts_with(&self.0) {
+                let _ = fs::remove_dir_all(d.path());
+            }
+        }
+    }
+}
