@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use mojim::{MapFlags, Volume, msync};
+use mojim_cli::beside::mojim;
 
 use crate::measure::{Subject, prepared};
 
@@ -17,7 +18,7 @@ pub(crate) struct NodeProcess(Child);
 
 impl NodeProcess {
     pub(crate) fn start(config: &Path, name: &str) -> io::Result<NodeProcess> {
-        let child = Command::new(std::env::current_exe()?)
+        let child = Command::new(mojim()?)
             .args(["node", "--config"])
             .arg(config)
             .args(["--name", name])

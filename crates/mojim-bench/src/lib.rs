@@ -1,4 +1,5 @@
-//! The evaluation's measuring half: physical limits, paired rounds, threads, and rows to print.
+//! The evaluation: physical limits, paired rounds, threads, and rows to print; and the demonstration.
+//! They are the program `mojim-bench`, which starts the command `mojim` for nodes and programs.
 //!
 //! A figure of Mojim alone says nothing on a machine whose speed changes from second to second,
 //! so every figure here is taken beside the limit it is to be compared with:
@@ -15,27 +16,40 @@
 //! - [`report`] rows, as JSON lines or as a table;
 //! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks;
 //! - [`command`] their command lines;
+//! - [`failover`], [`tiers`], [`latency`], [`on_mounts`] benchmarks of whole clusters, and [`demo`], with
+//!   [`processes`] that end with them; [`rivals`] the schemes of `mojim-rivals` in processes, which
+//!   `store` gives the same stores as Mojim;
+//! - [`words`] the command line of the program;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
-//! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
+//! The program calls [`peers::maybe_run_peer`] first thing in `main`.
 
 mod cluster;
 pub mod command;
+pub mod demo;
+pub mod failover;
 pub mod fams;
 pub mod group;
 pub mod heap;
 pub mod large;
+pub mod latency;
 mod library;
 pub mod log;
 pub mod measure;
+pub mod on_mounts;
 pub mod peers;
 pub mod pmemobj;
+pub mod processes;
 pub mod programs;
 pub mod raw;
 pub mod report;
+pub mod rivals;
 pub mod rocksdb;
 pub mod scratch;
+mod store;
 pub mod sync;
 pub mod threads;
+pub mod tiers;
 pub mod tls;
 pub mod tx;
+pub mod words;

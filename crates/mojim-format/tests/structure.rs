@@ -20,8 +20,9 @@ const ROWS: &[&[&str]] = &[
     &["heap", "persistent"],
     &["tx"],
     &["sim", "node", "c", "itm", "mojim"],
-    &["bench", "crash", "mount", "preload"],
+    &["crash", "mount", "preload"],
     &["cli", "testkit"],
+    &["bench"],
 ];
 
 /// Most lines in a crate that is shipped, without its tests.
@@ -125,6 +126,17 @@ fn no_program_that_is_shipped_can_be_broken_by_a_switch() {
     let mut all = list("members");
     all.retain(|n| !["sim", "crash", "testkit"].contains(&&**n));
     assert_eq!(list("default-members"), all);
+}
+
+/// Of the command, which every node has: measurements are the program beside it.
+#[test]
+fn what_is_shipped_to_nodes_contains_no_measurement() {
+    for (name, dir) in crates() {
+        let manifest = fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        let of = imports(&manifest);
+        let measures = of.contains("bench") || of.contains("rivals");
+        assert_eq!(measures, name == "bench", "mojim-{name}");
+    }
 }
 
 #[test]

@@ -24,6 +24,12 @@ pub fn mojim_path() -> &'static str {
     })
 }
 
+/// Builds `mojim-bench`, which `mojim bench` and `mojim demo` start, beside the command.
+pub fn build_bench() {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build(&["mojim-cli", "mojim-bench"], &["mojim", "mojim-bench"]));
+}
+
 /// The directory with libmojim.so, libmojim_itm.so and libmojim_preload.so.
 pub fn libraries() -> &'static Path {
     static DIR: OnceLock<PathBuf> = OnceLock::new();

@@ -35,7 +35,7 @@ pub mod rng;
 pub mod small;
 pub mod voters;
 
-pub use built::{libraries, mojim_path, source, temporary};
+pub use built::{build_bench, libraries, mojim_path, source, temporary};
 
 /// Longer than anything here takes, also on a machine with much else to do.
 pub const DEADLINE: Duration = Duration::from_secs(180);

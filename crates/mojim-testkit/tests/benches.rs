@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use mojim_testkit::home::Home;
-use mojim_testkit::{Process, await_that, libraries, mojim, text};
+use mojim_testkit::{Process, await_that, build_bench, libraries, mojim, text};
 
 /// Mode, transport, and the limit of each of Mojim's cases.
 const OURS: [(&str, &str, &str); 6] = [
@@ -38,6 +38,7 @@ fn check(r: &Value, threads: u64) {
 
 #[test]
 fn every_case_runs_with_every_number_of_threads() {
+    build_bench();
     let run = "bench threads --json --counts 1,3 --seconds 0.05 --rounds 2 --connections 0";
     let out = mojim(&run.split(' ').collect::<Vec<_>>());
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
@@ -76,6 +77,7 @@ fn every_case_runs_with_every_number_of_threads() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
+    build_bench();
     for wrong in [
         ["--counts", "0"],
         ["--counts", "1,257"],
@@ -93,6 +95,7 @@ fn what_cannot_be_measured_is_refused() {
 /// Of operations, that is; programs of others need not be installed.
 #[test]
 fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
+    build_bench();
     let home = Home::new("benches", 0);
     let dir = on(&home);
     let at = dir.to_str().unwrap();
@@ -125,6 +128,7 @@ fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
 /// not installed, its package is named.
 #[test]
 fn programs_of_transactions_are_compiled_and_measured() {
+    build_bench();
     libraries();
     let home = Home::new("benches", 0);
     let dir = on(&home);
@@ -157,6 +161,7 @@ fn programs_of_transactions_are_compiled_and_measured() {
 /// did not end: SIGINT, which its script is ended by, is ignored there.
 #[test]
 fn who_ends_a_bench_of_programs_finds_nothing_left() {
+    build_bench();
     for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
         ended_bench_leaves_nothing(disposition);
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mojim_testkit::home::Home;
-use mojim_testkit::{libraries, mojim_path, source, text};
+use mojim_testkit::{build_bench, libraries, mojim_path, source, text};
 
 /// The blocks of a document in one language, in order.
 fn blocks(text: &str, language: &str) -> Vec<String> {
@@ -50,6 +50,7 @@ fn commands(block: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn every_command_of_the_documents_is_one() {
+    build_bench();
     let mut seen = 0;
     for (name, text) in documents() {
         for words in blocks(&text, "sh").iter().flat_map(|b| commands(b)) {

@@ -17,8 +17,8 @@ use serde_json::Value;
 use mojim_testkit::cluster::{Cluster, SYNC, Setup};
 use mojim_testkit::home::Home;
 use mojim_testkit::{
-    DEADLINE, Process, await_or, await_that, libraries, link, mojim, mojim_path, source, temporary,
-    text,
+    DEADLINE, Process, await_or, await_that, build_bench, libraries, link, mojim, mojim_path,
+    source, temporary, text,
 };
 
 /// What the nodes say once all is well. A program says of its link what its background saw
@@ -70,6 +70,7 @@ fn empty_directory(name: &str) -> PathBuf {
 
 #[test]
 fn the_demonstration_loses_nothing_and_cleans_up() {
+    build_bench();
     let dir = empty_directory("demo");
     let out = Command::new(mojim_path())
         .args(["demo", "--json"])
@@ -105,6 +106,7 @@ fn the_demonstration_loses_nothing_and_cleans_up() {
 
 #[test]
 fn an_interrupted_demonstration_cleans_up() {
+    build_bench();
     let dir = empty_directory("interrupt");
     let mut child = Command::new(mojim_path())
         .arg("demo")
@@ -586,8 +588,36 @@ fn a_reader_that_goes_away_is_no_panic() {
     );
 }
 
+/// The command alone, as it is copied to a node: it says where it looked for the measurements, and
+/// its manual and completions leave their options out.
+#[test]
+fn without_the_measurements_the_rest_works() {
+    let dir = empty_directory("alone");
+    let alone = dir.join("mojim");
+    fs::copy(mojim_path(), &alone).unwrap();
+    let run = |words: &[&str]| Command::new(&alone).args(words).output().unwrap();
+    for words in [
+        &["bench", "sync"][..],
+        &["demo", "--json"],
+        &["help", "bench"],
+    ] {
+        let out = run(words);
+        let (code, said) = (out.status.code(), text(&out.stderr));
+        assert_eq!(code, Some(1), "{said}");
+        let looked_for = dir.join("mojim-bench");
+        assert!(said.contains(looked_for.to_str().unwrap()), "{said}");
+    }
+    let out = run(&["completions", "bash"]);
+    assert!(out.status.success() && text(&out.stdout).contains("bench"));
+    let pages = dir.join("man");
+    assert!(run(&["man", pages.to_str().unwrap()]).status.success());
+    assert!(pages.join("mojim-bench.1").exists() && pages.join("mojim-status.1").exists());
+    fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn the_manual_covers_every_word() {
+    build_bench();
     let c = Cluster::new(SYNC);
     let dir = c.dir.join("man");
     let out = mojim(&["man", dir.to_str().unwrap()]);
@@ -599,6 +629,8 @@ fn the_manual_covers_every_word() {
     pages.sort();
     for word in [
         "demo",
+        "bench-sync",
+        "bench-tiers",
         "node",
         "run",
         "status",
@@ -614,7 +646,7 @@ fn the_manual_covers_every_word() {
     assert!(!pages.iter().any(|p| p.contains("__")), "{pages:?}");
     for shell in ["bash", "zsh", "fish"] {
         let out = mojim(&["completions", shell]);
-        assert!(out.status.success() && text(&out.stdout).contains("mojim"));
+        assert!(out.status.success() && text(&out.stdout).contains("sync-rounds"));
     }
 }
 

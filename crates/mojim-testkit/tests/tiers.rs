@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use mojim_testkit::{mojim, text};
+use mojim_testkit::{build_bench, mojim, text};
 
 fn rows(args: &[&str]) -> Vec<Value> {
     let out = mojim(&[&["bench", "tiers", "--json"], args].concat());
@@ -69,6 +69,7 @@ fn check_transport(rows: &[Value], transport: &str, nodes: u64, rounds: u64) {
 
 #[test]
 fn sync_points_by_every_scheme() {
+    build_bench();
     // One after the other: five nodes and their rivals are many processes.
     for (nodes, rounds) in [(3, 2), (5, 1)] {
         let of = (nodes.to_string(), rounds.to_string());
@@ -81,6 +82,7 @@ fn sync_points_by_every_scheme() {
 /// test ran the copies.
 #[test]
 fn copies_of_a_fresh_and_of_a_returning_mirror() {
+    build_bench();
     let size = "150994944";
     let all = rows(&["--rounds", "1", "--size", size, "--sync-rounds", "1"]);
     let copies: Vec<&Value> = all.iter().filter(|r| r["rounds"] == 1).collect();
@@ -90,6 +92,7 @@ fn copies_of_a_fresh_and_of_a_returning_mirror() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
+    build_bench();
     for wrong in [
         ["--nodes", "2"],
         ["--sync-rounds", "0"],

@@ -29,7 +29,7 @@ impl Rival {
     /// Starts it; `None` if the system does not have the library.
     pub fn start() -> Option<Rival> {
         let mut child = Command::new(std::env::current_exe().ok()?)
-            .args(["bench", "heap", SERVE])
+            .args(["heap", SERVE])
             .env("LD_PRELOAD", LIBRARY)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use mojim_config::Config;
 use serde_json::json;
 
-use crate::failure::{Done, Failure};
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
-use crate::supervise::Post;
+use mojim_cli::failure::{Done, Failure};
+use mojim_cli::supervise::Post;
 
 /// Time from the SIGKILL of a primary's node to the first sync point of the new one.
 #[derive(clap::Args)]

@@ -26,9 +26,9 @@ use mojim::{MapFlags, Volume};
 use mojim_config::Config;
 use serde_json::{Value, json};
 
-use crate::ask::{SHORT, STATUS, ask, load};
-use crate::failure::{Done, Failure};
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
+use mojim_cli::ask::{SHORT, STATUS, ask, load};
+use mojim_cli::failure::{Done, Failure};
 
 /// The file whose bytes are counted.
 const FILE: &str = "ballast";
@@ -295,7 +295,7 @@ impl<'a> Pair<'a> {
         let mut b = Process::node(&path, "b", &dir.join("b.txt"))?;
         let size = size.to_string();
         let args = ["__touch", "--config", &path, "--node", "a", "--size", &size];
-        let mut program = Process::start("the program", args, &dir.join("program.txt"))?;
+        let mut program = Process::start_own("the program", args, &dir.join("program.txt"))?;
         program.ready()?;
         b.kill();
         let orders = program
@@ -411,7 +411,7 @@ fn sync_rows(
         _ => &[],
     };
     let args = [&args[..], &what, &how, &rivals, shm].concat();
-    let mut program = Process::start("the program", args, &dir.join("latency.txt"))?;
+    let mut program = Process::start_own("the program", args, &dir.join("latency.txt"))?;
     let mut rows = Vec::new();
     while let Some(line) = program.line()? {
         let row = serde_json::from_str(&line);

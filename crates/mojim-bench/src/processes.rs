@@ -13,8 +13,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
-use crate::signals;
+use mojim_cli::beside::mojim;
+use mojim_cli::failure::Failure;
+use mojim_cli::signals;
 
 struct Owned {
     children: Vec<i32>,
@@ -52,7 +53,7 @@ pub fn clean_up_on_signals() -> Result<(), Failure> {
             for d in o.directories.iter().filter(|_| !o.keep) {
                 let _ = std::fs::remove_dir_all(d);
             }
-            crate::failure::say_on_stderr("interrupted; everything was cleaned up");
+            mojim_cli::failure::say_on_stderr("interrupted; everything was cleaned up");
             // SAFETY: ends the process without running anything more.
             unsafe { libc::_exit(128 + signal) }
         })?;
@@ -95,7 +96,7 @@ impl Drop for Directory {
     }
 }
 
-/// This program again, as a child; killed on drop.
+/// A child; killed on drop.
 pub struct Process {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -104,14 +105,32 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts this executable with `args`; its standard error goes to `errors`.
+    /// Starts the command `mojim` with `args`; its standard error goes to `errors`.
     pub fn start<S: AsRef<OsStr>>(
         name: &str,
         args: impl IntoIterator<Item = S>,
         errors: &Path,
     ) -> Result<Process, Failure> {
+        Process::of(name, &mojim()?, args, errors)
+    }
+
+    /// Starts this program again; otherwise as [`Process::start`].
+    pub fn start_own<S: AsRef<OsStr>>(
+        name: &str,
+        args: impl IntoIterator<Item = S>,
+        errors: &Path,
+    ) -> Result<Process, Failure> {
+        Process::of(name, &std::env::current_exe()?, args, errors)
+    }
+
+    fn of<S: AsRef<OsStr>>(
+        name: &str,
+        program: &Path,
+        args: impl IntoIterator<Item = S>,
+        errors: &Path,
+    ) -> Result<Process, Failure> {
         let file: File = OpenOptions::new().create(true).append(true).open(errors)?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(program);
         command
             .args(args)
             .stdin(Stdio::piped())

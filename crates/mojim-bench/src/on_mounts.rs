@@ -10,11 +10,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use mojim_bench::scratch::Scratch;
+use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use crate::failure::{Done, Failure};
-use crate::signals;
+use mojim_cli::beside::mojim;
+use mojim_cli::failure::{Done, Failure};
+use mojim_cli::signals;
 
 /// What the script consists of, by its place in a directory.
 const FILES: [(&str, &str); 6] = [
@@ -89,7 +90,7 @@ impl Programs {
     fn command(&self, python: &str, at: &Path, ops: &Path) -> Result<Command, Failure> {
         let mut c = Command::new(python);
         c.arg("-B").arg(at.join("bench.py"));
-        c.arg("--mojim").arg(std::env::current_exe()?);
+        c.arg("--mojim").arg(mojim()?);
         c.arg("--ops").arg(ops);
         c.args([
             format!("--rounds={}", self.rounds),

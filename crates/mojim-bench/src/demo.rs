@@ -10,13 +10,13 @@ use mojim_config::Config;
 use mojim_replica::request::Request;
 use serde_json::{Value, json};
 
-use crate::append::{self, Log};
-use crate::ask::{LONG, SHORT, STATUS, ask};
-use crate::compare::compare_all;
-use crate::failure::{Done, Failure, say_on_stderr};
 use crate::latency::{MODES, SIZES};
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
-use crate::status::columns;
+use mojim_cli::append::{self, Log};
+use mojim_cli::ask::{LONG, SHORT, STATUS, ask};
+use mojim_cli::compare::compare_all;
+use mojim_cli::failure::{Done, Failure, say_on_stderr};
+use mojim_cli::status::columns;
 
 /// The volume of the story.
 const VOLUME: &str = "log";
@@ -329,7 +329,7 @@ impl Stage {
         let errors = self.dir.join("latency.txt");
         let (file, dir) = (self.file.to_string_lossy(), self.dir.to_string_lossy());
         let args = ["__latency", "--config", &file, "--node", "a", "--dir", &dir];
-        let mut p = Process::start("the measurement", args, &errors)?;
+        let mut p = Process::start_own("the measurement", args, &errors)?;
         let mut rows: Vec<Value> = Vec::new();
         while let Some(line) = p.line()? {
             rows.push(serde_json::from_str(&line)?);

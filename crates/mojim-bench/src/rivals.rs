@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim_bench::measure::Subject;
+use crate::measure::Subject;
 use mojim_config::MediumKind;
 use mojim_env::{Address, Env};
 use mojim_linux::{Listener, Os};
@@ -20,9 +20,9 @@ use mojim_rivals::primary::Primary;
 use mojim_rivals::replica::{ReplicaSpec, serve};
 use mojim_store::log::LogSpec;
 
-use crate::failure::{Done, Failure};
 use crate::processes::Process;
 use crate::store::Store;
+use mojim_cli::failure::{Done, Failure};
 
 /// How long both ends poll: the default of `spin`.
 const SPIN: Duration = Duration::from_micros(30);
@@ -109,7 +109,7 @@ impl Rival {
             };
             let args = [&["__replica", "--log", &path, "--size", &size], at].concat();
             let errors = dir.join(format!("replica-{i}.txt"));
-            let mut p = Process::start(&format!("replica {i} of {name}"), args, &errors)?;
+            let mut p = Process::start_own(&format!("replica {i} of {name}"), args, &errors)?;
             addresses.push(p.ready()?);
             replicas.push((p, spec));
         }

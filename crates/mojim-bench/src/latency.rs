@@ -6,18 +6,18 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::measure::{Paired, Plan, Subject, paired};
+use crate::raw::{Folios, PlainMsync};
 use mojim::{MapFlags, Mapping, Volume, msync};
-use mojim_bench::measure::{Paired, Plan, Subject, paired};
-use mojim_bench::raw::{Folios, PlainMsync};
 use mojim_config::Config;
 use mojim_rivals::Scheme;
 use mojim_rivals::order::Transport;
 use serde_json::json;
 
-use crate::ask::load;
-use crate::failure::{Done, Failure};
 use crate::rivals::Rival;
 use crate::store::{REGION, Store};
+use mojim_cli::ask::load;
+use mojim_cli::failure::{Done, Failure};
 
 /// Bytes of one sync point.
 pub const SIZES: [usize; 5] = [8, 64, 1024, 4096, 12288];

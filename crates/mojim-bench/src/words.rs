@@ -1,0 +1,126 @@
+//! The command line of `mojim-bench`, which `mojim bench` and `mojim demo` become.
+//!
+//! Invariant: a process of it that its user has not asked for (the other end of a link, a replica, a
+//! measurement's program) is this program again, with a hidden word.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use mojim_cli::docs::{Completions, Man};
+use mojim_cli::failure::{Done, Failure};
+
+use crate::command::Measure;
+use crate::demo::Demo;
+use crate::failover::FailoverBench;
+use crate::latency::Latency;
+use crate::on_mounts::Programs;
+use crate::rivals::Replica;
+use crate::tiers::{TiersBench, Touch};
+
+/// Measure: the sync path against its physical limits and plain msync; heaps, transactions and logs; keys;
+/// programs on a mount; failover; bringing a node up to date, and sync points with more copies, by Mojim
+/// and by rival schemes.
+#[derive(Parser)]
+#[command(name = "mojim-bench", bin_name = "mojim bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    #[command(flatten)]
+    Measure(Measure),
+    Programs(Programs),
+    Failover(FailoverBench),
+    Tiers(TiersBench),
+    #[command(hide = true)]
+    Demo(Demo),
+    #[command(hide = true)]
+    Completions(Completions),
+    #[command(hide = true)]
+    Man(Man),
+    #[command(name = "__touch", hide = true)]
+    Touch(Touch),
+    #[command(name = "__latency", hide = true)]
+    Latency(Latency),
+    #[command(name = "__replica", hide = true)]
+    Replica(Replica),
+}
+
+/// The command line as it is typed: `mojim demo`, `mojim bench sync`.
+fn parse() -> Cli {
+    let is_demo = std::env::args_os().nth(1) == Some(OsString::from("demo"));
+    let command = Cli::command();
+    let command = match is_demo {
+        true => command.bin_name("mojim"),
+        false => command,
+    };
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit())
+}
+
+/// That of `mojim`, with all words of this program.
+fn all() -> clap::Command {
+    let bench = Cli::command().name("bench");
+    let demo = bench.find_subcommand("demo").expect("it is there");
+    let demo = demo.clone().hide(false);
+    mojim_cli::command().mut_subcommands(|word| match word.get_name() {
+        "demo" => demo.clone(),
+        "bench" => bench.clone(),
+        _ => word,
+    })
+}
+
+fn run(what: What) -> Done {
+    match what {
+        What::Measure(m) => m.run().map(|()| 0).map_err(|e| match e.kind() {
+            ErrorKind::InvalidInput => Failure::usage(e.to_string()),
+            _ => Failure::from(e),
+        }),
+        What::Programs(p) => p.run(),
+        What::Failover(f) => f.run(),
+        What::Tiers(t) => t.run(),
+        What::Demo(d) => d.run(),
+        What::Completions(c) => c.run(all()),
+        What::Man(m) => m.run(all()),
+        What::Touch(t) => t.run(),
+        What::Latency(l) => l.run(),
+        What::Replica(r) => r.run(),
+    }
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    if crate::peers::maybe_run_peer() {
+        return ExitCode::SUCCESS;
+    }
+    match run(parse().what) {
+        Ok(code) => ExitCode::from(code),
+        Err(f) => {
+            f.report();
+            ExitCode::from(f.code)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `mojim --help` has them from another place than their own help.
+    #[test]
+    fn the_command_says_of_these_words_what_they_say() {
+        let (mojim, all) = (mojim_cli::command(), all());
+        for name in ["demo", "bench"] {
+            let about = |of: &clap::Command| {
+                let word = of.find_subcommand(name).expect(name);
+                word.get_about().map(ToString::to_string)
+            };
+            assert!(about(&mojim).is_some());
+            assert_eq!(about(&mojim), about(&all));
+        }
+        all.debug_assert();
+    }
+}

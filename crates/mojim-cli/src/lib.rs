@@ -1,0 +1,164 @@
+//! The `mojim` command: one module for each subcommand; this file owns the command
+//! line and the exit code. It is a library for the sake of `mojim-bench`, which asks nodes, waits and
+//! compares copies as the command does (the modules that are public).
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+pub mod append;
+pub mod ask;
+mod below;
+pub mod beside;
+mod carry;
+mod clean;
+pub mod compare;
+mod config;
+pub mod docs;
+pub mod failure;
+mod guard;
+mod heap;
+mod heard;
+mod interval;
+mod keys;
+mod log;
+mod mount;
+mod mount_helper;
+mod namespace;
+mod node;
+mod output;
+#[path = "../../mojim-preload/src/program.rs"]
+mod program;
+mod promote;
+mod repair;
+mod replace;
+mod run;
+mod runs_mount;
+pub mod signals;
+pub mod status;
+pub mod supervise;
+mod verify;
+mod well;
+mod while_used;
+
+use failure::Done;
+
+const AFTER: &str = "\
+Start here: `mojim demo` sets up two nodes in a temporary directory, kills one in the middle of \
+its work and shows that nothing was lost.
+
+Exit codes: 0 done, or the answer is yes; 1 failed, or the answer is no; 2 the command line or \
+the configuration is wrong.";
+
+/// Ordinary memory that is also a file, committed atomically where the program chooses and copied
+/// to a second node.
+#[derive(Parser)]
+#[command(name = "mojim", version, after_help = AFTER)]
+struct Cli {
+    #[command(subcommand)]
+    word: Option<Word>,
+}
+
+#[derive(Subcommand)]
+enum Word {
+    /// Show it: two nodes, a program killed in the middle of its work, and not a byte lost.
+    Demo(beside::Words),
+    Keys(keys::Keys),
+    Node(node::Node),
+    Run(run::Run),
+    Mount(mount::Mount),
+    Import(carry::Import),
+    Export(carry::Export),
+    Status(status::Status),
+    Promote(promote::Promote),
+    Verify(verify::Verify),
+    Repair(repair::Repair),
+    Replace(replace::Replace),
+    Clean(clean::Clean),
+    Heap(heap::HeapCommand),
+    Config(config::Check),
+    /// Measure: the sync path against its physical limits and plain msync; heaps, transactions and logs; keys;
+    /// programs on a mount; failover; bringing a node up to date, and sync points with more copies, by Mojim
+    /// and by rival schemes.
+    Bench(beside::Words),
+    Completions(docs::Completions),
+    Man(docs::Man),
+    #[command(name = "__append", hide = true)]
+    Append(append::Append),
+    #[command(name = "__carry", hide = true)]
+    Carry(carry::Carry),
+}
+
+/// The command line, for what is generated from it.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// The command.
+pub fn main() -> ExitCode {
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_default();
+    let words: Vec<_> = args.collect();
+    let done = match Path::new(&name).file_name() {
+        Some(name) if name == mount_helper::NAME => mount_helper::run(words),
+        _ => match help_of_bench(&words) {
+            Some(words) => beside::run_bench(words),
+            None => run(Cli::parse()),
+        },
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(f) => {
+            f.report();
+            ExitCode::from(f.code)
+        }
+    }
+}
+
+/// What `mojim-bench` is asked where the words are `help bench` or `help demo`, and more.
+fn help_of_bench(words: &[OsString]) -> Option<Vec<OsString>> {
+    let (of, more) = match words {
+        [help, of, more @ ..] if help == "help" => (of, more),
+        _ => return None,
+    };
+    let first = match of.to_str()? {
+        "bench" => &[][..],
+        "demo" => std::slice::from_ref(of),
+        _ => return None,
+    };
+    Some([first, more, &["--help".into()]].concat())
+}
+
+fn run(cli: Cli) -> Done {
+    let Some(word) = cli.word else {
+        let help = Cli::command().render_help();
+        write!(std::io::stdout(), "{help}")?;
+        return Ok(0);
+    };
+    match word {
+        Word::Demo(w) => w.run(&["demo"]),
+        Word::Keys(w) => w.run(),
+        Word::Node(w) => w.run(),
+        Word::Run(w) => w.run(),
+        Word::Mount(w) => w.run(),
+        Word::Import(w) => w.run(),
+        Word::Export(w) => w.run(),
+        Word::Status(w) => w.run(),
+        Word::Promote(w) => w.run(),
+        Word::Verify(w) => w.run(),
+        Word::Repair(w) => w.run(),
+        Word::Replace(w) => w.run(),
+        Word::Clean(w) => w.run(),
+        Word::Heap(w) => w.run(),
+        Word::Config(w) => w.run(),
+        Word::Bench(w) => w.run(&[]),
+        // With the words of `mojim-bench`, where that is there.
+        Word::Completions(w) => beside::become_bench_if_there().and_then(|()| w.run(command())),
+        Word::Man(w) => beside::become_bench_if_there().and_then(|()| w.run(command())),
+        Word::Append(w) => w.run(),
+        Word::Carry(w) => w.run(),
+    }
+}
