@@ -16,11 +16,13 @@
 //    is compiled, where that can be seen (mojim::persists): classes with virtual functions, function
 //    pointers, references, std::function, std::shared_ptr, std::unique_ptr, std::any, mutexes, threads,
 //    futures, and containers whose allocator knows no heap (std::allocator, std::pmr). Also as a
-//    container's element, comparator or hash, and in a pair, tuple, variant, optional or array. A member
-//    of such a type in a class of yours is not seen.
-// 2. A container that is made without an allocator is in the heap that was opened first, also one within
-//    another container or class, whatever heap that is in. So a program that has several heaps open gives
-//    each container its allocator. A mojim::string on the stack must not live on after a rollback (of
+//    container's element, comparator or hash, in a pair, tuple, variant, optional or array, and as a member
+//    of an aggregate (a class without constructors and private members), up to its first member that is
+//    an optional or a variant, and the 32nd. Members of other classes are not seen, nor where a plain
+//    pointer leads.
+// 2. A container that is made without an allocator, also one within another container or class, is in the
+//    heap whose mojim::atomically, root() or make() the thread is in; elsewhere in the heap that was opened
+//    first. A mojim::string on the stack must not live on after a rollback (of
 //    mojim::atomically, where it was made outside of it): its memory may be another block's then.
 // 3. Layouts are the compiler's. A root keeps the name and size of its type and the standard library's
 //    kind, and refuses another one; that you have changed a class's members without its size is not seen.
@@ -185,13 +187,88 @@ struct persists : std::conditional_t<std::is_same_v<T, std::remove_cv_t<T>>, det
 template <class T, std::size_t N> struct persists<T[N]> : persists<T> {};
 
 namespace detail {
+// Stands for a member's value of any type, but that of the class that has the member.
+template <class Class> struct any_value {
+    template <class T, class = std::enable_if_t<!std::is_same_v<T, Class>>> operator T() const;
+};
+template <class T, class... Outer> struct all_persists;
+// The same, of types that persist with all that they hold.
+template <class Class, class... Outer> struct kept_value {
+    template <class T, class = std::enable_if_t<!std::is_same_v<T, Class> &&
+                                                all_persists<T, Class, Outer...>::value>>
+    operator T() const;
+};
+
+template <class T, class Value, class Numbers, class = void> struct takes_values : std::false_type {};
+template <class T, class Value, std::size_t... I>
+struct takes_values<T, Value, std::index_sequence<I...>, std::void_t<decltype(T{(void(I), Value{})...})>>
+    : std::true_type {};
+
+// The most values, up to n, that an aggregate takes.
+template <class T, std::size_t n = 32> constexpr std::size_t members() {
+    if constexpr (n == 0 || takes_values<T, any_value<T>, std::make_index_sequence<n>>::value)
+        return n;
+    else
+        return members<T, n - 1>();
+}
+
+template <class T, bool has_members, class... Outer> struct held_persists : std::true_type {};
+template <class T, class... Outer>
+struct held_persists<T, true, Outer...>
+    : takes_values<T, kept_value<T, Outer...>, std::make_index_sequence<members<T>()>> {};
+template <class A, class B, class... Outer>
+struct held_persists<std::pair<A, B>, false, Outer...>
+    : std::conjunction<all_persists<A, Outer...>, all_persists<B, Outer...>> {};
+template <class... T, class... Outer>
+struct held_persists<std::tuple<T...>, false, Outer...> : std::conjunction<all_persists<T, Outer...>...> {};
+template <class... T, class... Outer>
+struct held_persists<std::variant<T...>, false, Outer...> : std::conjunction<all_persists<T, Outer...>...> {};
+template <class T, class... Outer>
+struct held_persists<std::optional<T>, false, Outer...> : all_persists<T, Outer...> {};
+template <class T, std::size_t N, class... Outer>
+struct held_persists<std::array<T, N>, false, Outer...> : all_persists<T, Outer...> {};
+
+template <class T, class V, class... Outer> struct elements_held_persist : std::true_type {};
+template <class T, class... Outer>
+struct elements_held_persist<T, std::void_t<typename T::allocator_type, typename T::value_type>, Outer...>
+    : all_persists<typename T::value_type, T, Outer...> {};
+
+template <class T> struct is_array : std::false_type {};
+template <class T, std::size_t N> struct is_array<std::array<T, N>> : std::true_type {};
+template <class T>
+constexpr bool has_members = std::is_class_v<T> && std::is_aggregate_v<T> && !is_array<T>::value;
+// A type for which the program has specialised mojim::persists is not looked into.
+template <class T> constexpr bool is_looked_into =
+    std::is_base_of_v<plain_persists<T>, persists<T>> && persists<T>::value;
+
+// Whether T persists with the members of all aggregates in it. Outer: what it is in, for a type may hold
+// itself by a container.
+template <class T, class... Outer>
+struct all_persists
+    : std::conditional_t<(std::is_same_v<T, Outer> || ...), std::true_type,
+          std::conditional_t<!is_looked_into<T>, persists<T>,
+              std::conjunction<elements_held_persist<T, void, Outer...>,
+                               held_persists<T, has_members<T>, Outer...>>>> {};
+template <class T, class... Outer> struct all_persists<const T, Outer...> : all_persists<T, Outer...> {};
+template <class T, class... Outer> struct all_persists<volatile T, Outer...> : all_persists<T, Outer...> {};
+template <class T, class... Outer>
+struct all_persists<const volatile T, Outer...> : all_persists<T, Outer...> {};
+template <class T, std::size_t N, class... Outer>
+struct all_persists<T[N], Outer...> : all_persists<T, Outer...> {};
+template <class T, std::size_t N, class... Outer>
+struct all_persists<const T[N], Outer...> : all_persists<T, Outer...> {};
+
 template <class T> constexpr void check_persists() {
+    static_assert(!persists<T>::value || all_persists<T>::value,
+                  "mojim: a member of this class, or of what it holds, points out of the heap or allocates "
+                  "outside of it, and cannot persist: mojim::string in place of std::string, for example");
     static_assert(persists<T>::value || !std::is_polymorphic_v<T>,
                   "mojim: a class with virtual functions holds an address of the program, and cannot persist");
     static_assert(persists<T>::value || !allocates_elsewhere<T>::value,
                   "mojim: this container allocates outside of the heap: give it a mojim::allocator");
     static_assert(persists<T>::value,
-                  "mojim: this type, or what it holds, points out of the heap, and cannot persist");
+                  "mojim: this type, or what it holds, points out of the heap or allocates outside of it, and "
+                  "cannot persist: mojim::string in place of std::string, for example");
 }
 
 inline std::uint64_t hash(std::string_view text) {
@@ -230,7 +307,27 @@ template <class T> std::string tag() {
     return all.append(name.substr(0, 127 - all.size()));
 }
 class block;
+
+// The heap whose block, root() or make() the thread is in.
+inline thread_local mojim_heap_t *in_heap = nullptr;
+struct within {
+    explicit within(mojim_heap_t *h) noexcept : before(std::exchange(in_heap, h)) {}
+    ~within() { in_heap = before; }
+    within(const within &) = delete;
+    within &operator=(const within &) = delete;
+    mojim_heap_t *before;
+};
 } // namespace detail
+
+/// No memory in a heap, with the C library's text as `what()`.
+class bad_alloc : public std::bad_alloc {
+public:
+    bad_alloc() noexcept { std::snprintf(text_, sizeof text_, "%s", mojim_last_error()); }
+    const char *what() const noexcept override { return text_; }
+
+private:
+    char text_[256];
+};
 
 /// An attachment (mojim_attach). It ends with the object, which detaches: an error of that is lost, so
 /// call detach() to see it.
@@ -244,9 +341,10 @@ public:
     }
     /// Takes over a handle of the C interface.
     explicit volume(mojim_t *handle) noexcept : handle_(handle) {}
-    volume(volume &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    volume(volume &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)), reads_(other.reads_) {}
     volume &operator=(volume &&other) noexcept {
         std::swap(handle_, other.handle_);
+        std::swap(reads_, other.reads_);
         return *this;
     }
     ~volume() {
@@ -258,7 +356,9 @@ public:
         mojim_t *m = mojim_attach_reader(config.c_str(), node.c_str(), name.empty() ? nullptr : name.c_str());
         if (!m)
             detail::fail();
-        return volume(m);
+        volume v(m);
+        v.reads_ = true;
+        return v;
     }
     /// Detaches, and throws if that fails: then the volume is attached still.
     void detach() {
@@ -269,7 +369,9 @@ public:
     mojim_t *get() const noexcept { return handle_; }
 
 private:
+    friend class heap;
     mojim_t *handle_;
+    bool reads_ = false; // of reader()
 };
 
 /// A file of a volume, mapped as an array of T. It is unmapped with the object (mojim_unmap: a sync
@@ -341,14 +443,16 @@ public:
     explicit heap(volume &v, const std::string &file, std::size_t capacity = 0, void *address = nullptr,
                   int flags = 0)
         : handle_(mojim_heap_open(v.get(), file.c_str(), capacity, address, flags)),
-          exact_((flags & MOJIM_HEAP_EXACT) != 0) {
+          exact_((flags & MOJIM_HEAP_EXACT) != 0), reads_(v.reads_) {
         if (!handle_)
             detail::fail();
     }
-    heap(heap &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)), exact_(other.exact_) {}
+    heap(heap &&other) noexcept
+        : handle_(std::exchange(other.handle_, nullptr)), exact_(other.exact_), reads_(other.reads_) {}
     heap &operator=(heap &&other) noexcept {
         std::swap(handle_, other.handle_);
         std::swap(exact_, other.exact_);
+        std::swap(reads_, other.reads_);
         return *this;
     }
     ~heap() {
@@ -378,8 +482,10 @@ public:
             detail::fail();
         return static_cast<T *>(p);
     }
-    /// The root of this name; if it is not there, made from `arguments` and committed with the
-    /// next sync; with MOJIM_HEAP_EXACT in a transaction: one of its own, where none is open.
+    /// The root of this name. If it is not there, it is made from `arguments`: within mojim::atomically,
+    /// or a transaction that is open, as a part of that. Elsewhere it is committed at once, with all that was
+    /// stored in the heap before (with MOJIM_HEAP_EXACT: alone), so no rollback takes it away. If that
+    /// commit fails it throws; the root is there then, and the next commit has it.
     template <class T, class... A> T &root(const std::string &name, A &&...arguments);
     /// Makes an object. A container in it gets the heap as its allocator's.
     template <class T, class... A> T *make(A &&...arguments);
@@ -409,12 +515,14 @@ private:
     }
     mojim_heap_t *handle_;
     bool exact_ = false;
+    bool reads_ = false;
     bool in_block_ = false; // of mojim::atomically
 };
 
 /// An allocator for containers of the standard library and of Boost, which allocates in a heap. A container
 /// keeps it, so it holds the heap's address, which is the same in each run. Made without arguments: of
-/// the heap that was opened first. Throws std::bad_alloc.
+/// the heap whose mojim::atomically, root() or make() the thread is in, else of the heap that was opened
+/// first. Throws mojim::bad_alloc.
 template <class T> class allocator {
 public:
     using value_type = T;
@@ -433,7 +541,7 @@ public:
     using propagate_on_container_swap = std::true_type;
     using is_always_equal = std::false_type;
 
-    allocator() : base_(mojim_heap_base(mojim_heap_of(nullptr))) {}
+    allocator() : base_(mojim_heap_base(detail::in_heap ? detail::in_heap : mojim_heap_of(nullptr))) {}
     allocator(const heap &h) : base_(mojim_heap_base(h.get())) {}
     template <class U> allocator(const allocator<U> &other) noexcept : base_(other.base()) {}
 
@@ -444,7 +552,7 @@ public:
         void *p = alignof(T) > 16 ? mojim_aligned_alloc(h, alignof(T), n * sizeof(T))
                                   : mojim_malloc(h, n * sizeof(T));
         if (!p)
-            throw std::bad_alloc();
+            throw bad_alloc();
         return static_cast<T *>(p);
     }
     /// What is no block is left as it is: a destructor cannot throw.
@@ -482,6 +590,7 @@ using unordered_set = std::unordered_set<K, H, E, allocator<K>>;
 
 template <class T, class... A> T *heap::make(A &&...arguments) {
     detail::check_persists<T>();
+    detail::within here(handle_);
     void *p = alignof(T) > 16 ? mojim_aligned_alloc(handle_, alignof(T), sizeof(T))
                               : mojim_malloc(handle_, sizeof(T));
     if (!p)
@@ -511,8 +620,13 @@ template <class T, class... A> T &heap::make_root(const std::string &name, A &&.
 template <class T, class... A> T &heap::root(const std::string &name, A &&...arguments) {
     if (T *p = find<T>(name))
         return *p;
-    if (!exact_)
-        return make_root<T>(name, std::forward<A>(arguments)...);
+    if (!exact_) {
+        T &made = make_root<T>(name, std::forward<A>(arguments)...);
+        // A rollback must not end what the caller has a reference to.
+        if (!in_block_ && !mojim_tx_is_open())
+            sync();
+        return made;
+    }
     if (mojim_tx_begin() != 0)
         detail::fail();
     T *p;
@@ -535,8 +649,10 @@ namespace detail {
 // One run of mojim::atomically.
 class block {
 public:
-    explicit block(heap &h) : heap_(h) {
+    explicit block(heap &h) : heap_(h), here_(h.get()) {
         h.check_outside();
+        if (h.reads_)
+            throw error(EROFS, "mojim: the heap was opened with mojim::volume::reader, to be read only");
         if (h.exact_)
             throw error(EOPNOTSUPP,
                         "mojim: a heap with MOJIM_HEAP_EXACT is changed by the transactions of mojim_tx.h");
@@ -562,6 +678,7 @@ public:
 
 private:
     heap &heap_;
+    within here_;
 };
 } // namespace detail
 
@@ -572,8 +689,9 @@ private:
 ///     (std::rethrow_if_nested): what `f` stored may be there still, and the next commit commits it. After
 ///     EIO the heap can only be closed.
 ///   - If the commit fails it throws, and memory stays as `f` left it: the next one commits it.
+///     After ETIMEDOUT it may be committed already: do not do it again, but call sync() until it succeeds.
 /// One thread at a time. EINVAL, before `f` runs, within itself (of the same heap) or in a transaction
-/// of mojim_tx.h, also one of another heap; EOPNOTSUPP with MOJIM_HEAP_EXACT.
+/// of mojim_tx.h, also one of another heap; EOPNOTSUPP with MOJIM_HEAP_EXACT; EROFS of a reader's heap.
 template <class F> auto atomically(heap &h, F &&f) -> decltype(std::forward<F>(f)()) {
     using R = decltype(std::forward<F>(f)());
     detail::block b(h);

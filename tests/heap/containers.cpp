@@ -168,8 +168,66 @@ static void nested(mojim::volume &v) {
     MUST(false);
 }
 
+struct Item {
+    mojim::string text;
+};
+
+// A root that was made outside of a block was lost when the first block threw: its reference led to memory that
+// was free, and what later blocks stored there was acknowledged, and gone in the next run.
+static void made_outside(mojim::volume &v) {
+    {
+        mojim::heap h{v, "outside"};
+        auto &items = h.root<mojim::vector<int>>("items");
+        try {
+            mojim::atomically(h, [&] {
+                h.root<mojim::vector<int>>("inside", 3, 3);
+                items.at(5) = 1;
+            });
+        } catch (const std::out_of_range &) {
+        }
+        MUST(h.find<mojim::vector<int>>("items") == &items && !h.find<mojim::vector<int>>("inside"));
+        mojim::atomically(h, [&] { items.push_back(1); });
+    }
+    mojim::heap h{v, "outside"};
+    auto *items = h.find<mojim::vector<int>>("items");
+    MUST(items && items->size() == 1);
+    // In a transaction it is a part of that.
+    MUST(mojim_tx_begin() == 0);
+    h.root<Account>("other");
+    MUST(mojim_tx_abort() == 0 && !h.find<Account>("other"));
+}
+
+// Strings in a heap's containers were in the heap that was opened first: the next run, which opened the other one
+// alone, followed pointers to nowhere.
+static void two_heaps(mojim::volume &v) {
+    mojim::heap first{v, "first"}, second{v, "second"};
+    auto in = [](const mojim::heap &h, const mojim::string &s) {
+        return s.get_allocator().base() == mojim_heap_base(h.get()) && mojim_heap_of(s.data()) == h.get();
+    };
+    const std::string text(100, 'x');
+    auto &items = second.root<mojim::vector<Item>>("items");
+    auto &names = second.root<mojim::map<mojim::string, mojim::string>>("names");
+    mojim::atomically(second, [&] {
+        items.emplace_back().text = text;
+        names[mojim::string(text)] = text;
+        mojim::atomically(first, [&] { MUST(in(first, mojim::string(text))); });
+        MUST(in(second, mojim::string(text)));
+    });
+    MUST(in(second, items[0].text) && in(second, names.begin()->first) && in(second, names.begin()->second));
+    MUST(in(second, second.root<Item>("item", Item{mojim::string(text, second)}).text));
+    MUST(in(first, mojim::string(text)));
+    try {
+        mojim::string none(std::size_t{1} << 60, 'x');
+        MUST(false);
+    } catch (const std::bad_alloc &e) {
+        MUST(std::strlen(e.what()) > 20);
+    }
+}
+
 static int wrong(mojim::volume &v) {
     exact(v);
+    made_outside(v);
+    two_heaps(v);
     nested(v);
     MUST(refused(EINVAL, [&] { mojim::mapping<long>(v, "big", (std::size_t{1} << 61) + 512); }));
     mojim::mapping<long> few(v, "few", 10);

@@ -151,7 +151,7 @@ fn containers_of_others_are_as_their_twins() {
 #[test]
 fn what_cannot_persist_is_refused() {
     let v = TestVolume::new("");
-    for case in 0..5 {
+    for case in 0..6 {
         let flags = [&format!("-DCASE={case}"), "-c", "-fsyntax-only"];
         let out = compile_cpp("tests/heap/refused.cpp", &v.root.join("r.o"), &flags);
         assert_eq!(out.status.success(), case == 0, "{case}: {}", text(&out));

@@ -54,6 +54,34 @@ static_assert(none_persists<const std::function<void()>, std::pair<const std::fu
                             const std::shared_ptr<int>, std::weak_ptr<int>, volatile std::mutex, std::exception_ptr,
                             std::initializer_list<int>, std::string_view, std::unique_ptr<int>>);
 Known *known(mojim::heap &h) { return h.find<Known>("k"); }
+
+// Members of aggregates, at any depth.
+template <class... T> constexpr bool all_deep = (mojim::detail::all_persists<T>::value && ...);
+template <class... T> constexpr bool none_deep = !(mojim::detail::all_persists<T>::value || ...);
+struct Person { std::string name; int age; };
+struct Kept { mojim::string name; char code[40]; double *next; };
+struct Outer { Kept kept; std::array<Kept *, 4> all; int last; };
+struct Tree { mojim::vector<Tree> children; Outer what; };
+struct BadTree { mojim::vector<BadTree> children; Person what; };
+struct Base { std::string name; };
+struct Derived : Base { int more; };
+struct Many { int first[3]; std::string last; };
+struct Calls { int first; std::function<void()> last; };
+struct Shares { std::shared_ptr<int> only; };
+struct Bits { unsigned a : 3, b : 5; const mojim::string name; };
+struct Either { union { int i; float f; } u; std::atomic<int> x; };
+struct Maybe { std::optional<int> first; int second; };
+struct Built { explicit Built(int) {} std::string name; }; // No aggregate: not seen.
+struct Holder { int first; mojim::map<mojim::string, Person> all; };
+struct Trusted { std::string name; };
+template <> struct mojim::persists<Trusted> : std::true_type {};
+struct TrustsIt { Trusted trusted; };
+struct Nothing {};
+static_assert(all_deep<int, int *, Kept, const Kept, Kept[3], Outer, Tree, Bits, Either, Maybe, Built, Nothing, Trusted, TrustsIt,
+                       mojim::vector<Outer>, std::pair<const int, Outer>, std::variant<int, Kept>, mojim::string>);
+static_assert(none_deep<Person, const Person, Person[2], BadTree, Derived, Many, Calls, Shares, Holder, mojim::vector<Person>,
+                        mojim::map<int, Many>, std::optional<Person>, std::array<Person, 2>, std::tuple<int, Person>,
+                        std::variant<int, Person>, std::pair<const int, Person>, std::string>);
 #elif CASE == 1
 using T = Virtual;
 #elif CASE == 2
@@ -61,6 +89,8 @@ using T = std::map<int, int>;
 #elif CASE == 3
 using T = mojim::vector<std::string>;
 #elif CASE == 4
+struct T { std::string name; };
+#elif CASE == 5
 using T = int;
 void commit(const mojim::vector<int> &v) { mojim::sync(v); } // Its elements would not be committed.
 #endif
