@@ -234,6 +234,16 @@ fn killed_transactions_are_whole_or_not_there() {
     assert!(!survives_kills(60, seed, &["halves"]), "seed {seed}");
 }
 
+/// A program that was linked without libmojim_itm ran, said nothing, and lost what its blocks had stored. Where a
+/// block allocates, it is told.
+#[test]
+fn a_block_of_another_runtime_is_told() {
+    let v = TestVolume::new("");
+    let program = v.root.join("foreign");
+    compile("tests/tx/foreign.c", &program, &["-fgnu-tm"], true);
+    succeed(Command::new(&program).arg(v.config()));
+}
+
 /// The poster's hash table keeps its entries from run to run.
 #[test]
 fn the_hash_table_of_the_poster_is_persistent() {

@@ -2,9 +2,10 @@
 //!
 //! Every function concerns the calling thread's transaction.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use mojim_env::{Error, Result};
@@ -305,6 +306,22 @@ impl Drop for TakesBack {
     }
 }
 
+/// Whether the thread is in a captured block of which this library hears nothing, since the program is linked
+/// with another runtime of the ABI than libmojim_itm. (In a block of ours a transaction is open.)
+fn is_in_foreign_block() -> bool {
+    type InTransaction = unsafe extern "C" fn() -> c_int;
+    static ASKS: OnceLock<Option<InTransaction>> = OnceLock::new();
+    let asks = ASKS.get_or_init(|| {
+        // SAFETY: looks a name up. What the published ABI calls so has this type.
+        unsafe {
+            let found = libc::dlsym(libc::RTLD_DEFAULT, c"_ITM_inTransaction".as_ptr());
+            std::mem::transmute::<*mut c_void, Option<InTransaction>>(found)
+        }
+    });
+    // SAFETY: as above.
+    asks.is_some_and(|asks| unsafe { asks() } != 0)
+}
+
 /// Runs `f` in a transaction: commits what it noted if it succeeds, takes it back if it fails or
 /// panics. A commit that is in doubt is repeated until it is known (`mojim_tx_on_failure` has
 /// another rule).
@@ -312,6 +329,10 @@ impl Drop for TakesBack {
 /// # Errors
 /// Those of `f`; those of the commit, where it was taken back or never can be made.
 pub fn atomically<T, E: From<Error>>(f: impl FnOnce(&Tx) -> Result<T, E>) -> Result<T, E> {
+    if !is_open() && is_in_foreign_block() {
+        let text = "the open __transaction_atomic block is libitm's, so nothing that it stores is committed: link -lmojim_itm -lmojim, and libitm behind them";
+        return Err(Error::Unsupported(text.into()).into());
+    }
     begin()?;
     let t = known();
     // SAFETY: the calling thread's own.
