@@ -4,7 +4,7 @@
  * number of transfers. So whenever the program is killed, and whichever node is lost, the
  * total is right, and no transfer that was said to be done is missing.
  *
- *     cc examples/bank.c -Iinclude -lmojim -o bank
+ *     cc examples/bank.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o bank
  *     ./bank mojim.toml a [TRANSFERS]
  *
  * checks the total, makes that many transfers (default 10,000), and prints a line after

@@ -1,7 +1,7 @@
 // The bank of bank.c in C++: a container in a persistent heap, and a lambda whose changes are durable
 // together, or undone.
 //
-//     c++ -std=c++17 examples/bank.cpp -Iinclude -lmojim -o bank
+//     c++ -std=c++17 examples/bank.cpp -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o bank
 //     ./bank mojim.toml a [TRANSFERS]
 #include <cstdlib>
 #include <iostream>

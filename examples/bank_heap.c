@@ -1,7 +1,7 @@
 /* The bank of bank.c with pointers: accounts are blocks of a persistent heap, and a transfer is
  * a transaction.
  *
- *     cc examples/bank_heap.c -Iinclude -lmojim -o bank_heap
+ *     cc examples/bank_heap.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o bank_heap
  *     ./bank_heap mojim.toml a [TRANSFERS]
  */
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* The bank of bank.c with blocks that the compiler captures: a transfer is three plain
  * statements in a __transaction_atomic block, which is atomic and durable.
  *
- *     gcc -fgnu-tm examples/bank_tm.c -Iinclude -lmojim_itm -lmojim -o bank_tm
+ *     gcc -fgnu-tm examples/bank_tm.c -Iinclude -Ltarget/release -lmojim_itm -lmojim -Wl,-rpath,$PWD/target/release -o bank_tm
  *     ./bank_tm mojim.toml a [TRANSFERS]
  */
 #include <mojim_tx.h>

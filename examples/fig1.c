@@ -4,7 +4,7 @@
  * needs. The path is the first argument, else $FIG1_FILE, else the paper's; it
  * lies in a volume's directory. Run it with
  *
- *     cc examples/fig1.c -Iinclude -lmojim -o fig1
+ *     cc examples/fig1.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o fig1
  *     mojim run --preload ... -- ./fig1 <directory of the volume>/mmapfile
  */
 #define _GNU_SOURCE

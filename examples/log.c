@@ -1,6 +1,6 @@
 /* Figure 1 with libmojim itself, no interposition: the same log, the same file.
  *
- *     cc examples/log.c -Iinclude -lmojim -o log
+ *     cc examples/log.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o log
  *     ./log mojim.toml a [file]
  */
 #include <mojim.h>

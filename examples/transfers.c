@@ -7,7 +7,7 @@
  * what it was. (The threads do not wait for each other: for them the accounts are
  * atomic. Threads that change the same bytes need locks of their own beside.)
  *
- *     cc -pthread examples/transfers.c -Iinclude -lmojim -o transfers
+ *     cc -pthread examples/transfers.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o transfers
  *     ./transfers mojim.toml a THREADS POINTS
  *
  * checks the sum, makes that many sync points while so many threads work, and

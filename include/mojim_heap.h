@@ -57,7 +57,7 @@ mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
  * transactions of other threads; EINVAL inside one. Pointers into the heap end here: a
  * transaction must not be left open over it. mojim_detach closes the heaps that were opened
  * through its handle, if it succeeds: it waits for transactions as for those of regions
- * (mojim_tx.h, caveat 3). */
+ * (mojim_tx.h, caveat 3). Some 4 KB of each closed heap stay in the process. */
 int mojim_heap_close(mojim_heap_t *h);
 
 /* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
