@@ -42,14 +42,18 @@ typedef struct mojim_heap mojim_heap_t;
 
 /* Opens the heap in a file of the volume, and makes it if the file is not there.
  *
- * `capacity`: bytes of addresses to reserve, used at creation only; 0: 64 GiB. The
+ * `capacity`: bytes of addresses to reserve, used at creation only, 16 MiB at least; 0: 64 GiB. The
  * file grows as needed. `address`: where, at creation only; NULL: chosen by chance
  * between 0x2000'0000'0000 and 0x3000'0000'0000. A multiple of 1 MiB. With
  * mojim_attach_reader's handle: read-only, as the node's copy shows it.
  * NULL on error: EADDRINUSE where the addresses are taken in this process (the text
  * says by which mapping; `mojim heap move` gives the heap other ones), EBUSY where the
  * heap is open, EUCLEAN where the file is no heap or is damaged, EOPNOTSUPP where
- * the volume rounds to pages (msync_rounding = "page") or shares working copies. */
+ * the volume rounds to pages (msync_rounding = "page") or shares working copies.
+ *
+ * While it is open its file and its memory are the heap's: mojim_rename, mojim_truncate and
+ * mojim_remove of the file fail with EBUSY, mojim_unmap with EINVAL, MS_INVALIDATE with EOPNOTSUPP,
+ * mojim_map_at within its capacity with EADDRINUSE. */
 mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
                               void *address, int flags);
 
@@ -63,7 +67,9 @@ int mojim_heap_close(mojim_heap_t *h);
 /* As malloc, calloc, realloc, aligned_alloc and free, in a heap. Blocks are aligned to
  * 16 bytes; `alignment` is a power of two, at most 1 MiB. NULL, or -1, on error: ENOMEM where the
  * capacity is used up; EINVAL for another alignment, and for a pointer that is no block's, or that
- * was freed before. With MOJIM_HEAP_EXACT, the zeros of mojim_calloc are committed with the block.
+ * was freed before. An allocation for which the heap grows, or begins another slab, commits a few bytes of
+ * its own: it may wait, and fail, as gmsync (on a full disk for half a minute, then ENOSPC; nothing is
+ * lost, and it succeeds where there is room again). With MOJIM_HEAP_EXACT, the zeros of mojim_calloc are committed with the block.
  * Inside a transaction the calls are part of it: an abort undoes them, and a block
  * that it freed is used again after its commit only. */
 void *mojim_malloc(mojim_heap_t *h, size_t size);

@@ -30,6 +30,35 @@
         }                                                                                  \
     } while (0)
 
+/* The file and the memory of an open heap are its own: renamed, the heap grew into a file of the old name, and
+ * all later commits were lost; MS_INVALIDATE had it hand one block out twice. */
+static void is_its_own(mojim_t *m)
+{
+    mojim_heap_t *h;
+    char *p, *base;
+    DONE(h = mojim_heap_open(m, "own", 0, NULL, 0));
+    DONE(p = mojim_malloc(h, 100));
+    DONE(base = mojim_heap_base(h));
+    REFUSED(mojim_rename(m, "own", "other"), -1, EBUSY);
+    DONE(mojim_create(m, "file") == 1);
+    REFUSED(mojim_rename(m, "file", "own"), -1, EBUSY);
+    REFUSED(mojim_truncate(m, "own", 4096), -1, EBUSY);
+    REFUSED(mojim_remove(m, "own"), -1, EBUSY);
+    REFUSED(mojim_unmap(base, 16 << 20), -1, EINVAL);
+    REFUSED(mojim_unmap(p, 1), -1, EINVAL);
+    REFUSED(mojim_msync(base, 1 << 20, MS_INVALIDATE), -1, EOPNOTSUPP);
+    REFUSED(mojim_map_at(m, "file", 4096, MOJIM_CREATE, 0, base + (200 << 20)), MAP_FAILED, EADDRINUSE);
+    REFUSED(mojim_map_at(m, "file", 8192, MOJIM_CREATE, 0, base - 4096), MAP_FAILED, EADDRINUSE);
+    for (int i = 0; i < 20; i++)
+        DONE(mojim_malloc(h, 1000000));
+    DONE(mojim_heap_sync(h) == 0);
+    DONE(mojim_heap_close(h) == 0);
+    DONE(mojim_rename(m, "own", "other") == 0);
+    DONE(h = mojim_heap_open(m, "other", 0, NULL, 0));
+    DONE(mojim_heap_close(h) == 0);
+    DONE(mojim_remove(m, "other") == 0);
+}
+
 static void blocks(mojim_heap_t *h)
 {
     char *p, *q;
@@ -111,6 +140,7 @@ int main(int argc, char **argv)
     mojim_heap_t *h, *other;
     void *at = (void *)AT;
     DONE(m = mojim_attach(argv[1], "a", NULL));
+    is_its_own(m);
     REFUSED(mojim_heap_open(NULL, "h", 0, NULL, 0), NULL, EINVAL);
     REFUSED(mojim_heap_open(m, NULL, 0, NULL, 0), NULL, EINVAL);
     REFUSED(mojim_heap_open(m, "h", 0, NULL, 64), NULL, EINVAL);

@@ -475,6 +475,11 @@ pub unsafe extern "C-unwind" fn mojim_map_at(
             fixed_at: fixed as usize,
             untracked: false,
         };
+        if !fixed.is_null() && heap_in(fixed, len).is_some() {
+            let text =
+                format!("mapping {file}: an open heap may grow to the addresses from {fixed:p} on");
+            return Err(Failure(libc::EADDRINUSE, text));
+        }
         // SAFETY: the caller's promise of what is at `fixed`.
         let mapping = unsafe {
             match known {
@@ -487,6 +492,26 @@ pub unsafe extern "C-unwind" fn mojim_map_at(
         };
         Ok(mapping.ptr.cast())
     })
+}
+
+/// The open heap that has some of these addresses.
+fn heap_in(addr: *const c_void, len: usize) -> Option<Heap> {
+    let begin = addr as usize;
+    Heap::meets(begin..begin.saturating_add(len.max(1)))
+}
+
+/// An open heap keeps its file, whose size and name are its own affair.
+fn check_no_heap(volume: &Writer<'_>, files: &[&str]) -> Result<(), Failure> {
+    let Writer::Own(v) = volume else {
+        return Ok(());
+    };
+    match (files.iter()).find(|f| Heap::in_file(v.attachment(), f).is_some()) {
+        Some(file) => Err(Failure(
+            libc::EBUSY,
+            format!("{file} is an open heap: mojim_heap_close it first"),
+        )),
+        None => Ok(()),
+    }
 }
 
 fn page_size() -> usize {
@@ -503,6 +528,11 @@ pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_
     guard_always(-1, || {
         if !engine::is_region(addr as usize) {
             return invalid(format!("unmapping {addr:p}: it is not in a region"));
+        }
+        if heap_in(addr, len).is_some() {
+            return invalid(format!(
+                "unmapping {addr:p}: it is a heap's: mojim_heap_close"
+            ));
         }
         let span = engine::span_of(addr as usize);
         mojim_tx::unmapping(span.as_slice(), || engine::unmap(addr.cast(), len))?;
@@ -546,6 +576,10 @@ pub unsafe extern "C-unwind" fn mojim_msync(addr: *mut c_void, len: usize, flags
         }
         if flags == 0 {
             return invalid("msync: flags are 0; use MS_SYNC");
+        }
+        if flags & COMMIT == 0 && heap_in(addr, len).is_some() {
+            let text = "MS_INVALIDATE of a heap, which would not hear of it: mojim_heap_rollback";
+            return Err(Failure(libc::EOPNOTSUPP, text.into()));
         }
         let addr = addr.cast_const().cast();
         let done = if flags & COMMIT == 0 {
@@ -793,6 +827,7 @@ pub unsafe extern "C-unwind" fn mojim_remove(m: *mut Mojim, file: *const c_char)
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        check_no_heap(&volume, &[file])?;
         either!(volume, v => v.remove(file)?);
         Ok(0)
     })
@@ -811,6 +846,7 @@ pub unsafe extern "C-unwind" fn mojim_rename(
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (volume, from, to) = unsafe { (volume(m)?, text(from, "from")?, text(to, "to")?) };
+        check_no_heap(&volume, &[from, to])?;
         either!(volume, v => v.rename(from, to)?);
         Ok(0)
     })
@@ -832,6 +868,7 @@ pub unsafe extern "C-unwind" fn mojim_truncate(
         let Ok(size) = u64::try_from(size) else {
             return invalid(format!("{file}: a size of {size} bytes"));
         };
+        check_no_heap(&volume, &[file])?;
         either!(volume, v => v.truncate(file, size)?);
         Ok(0)
     })

@@ -11,6 +11,7 @@
 //! - A heap's struct is never freed: threads may still have their caches of it. Its tables are the next
 //!   heap's when it is closed.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*, compiler_fence, fence,
@@ -322,6 +323,22 @@ impl Heap {
     pub fn of(addr: *const u8) -> Option<Heap> {
         all()
             .find(|h| (addr as usize).wrapping_sub(h.base) < h.capacity)
+            .map(Heap)
+    }
+
+    /// An open heap whose addresses, as far as it may grow, have some of these.
+    #[doc(hidden)]
+    pub fn meets(span: Range<usize>) -> Option<Heap> {
+        all()
+            .find(|h| span.start < h.base + h.capacity && h.base < span.end)
+            .map(Heap)
+    }
+
+    /// The open heap in this file of an attachment.
+    #[doc(hidden)]
+    pub fn in_file(attachment: usize, file: &str) -> Option<Heap> {
+        all()
+            .find(|h| h.name.attachment == attachment && h.name.file == file)
             .map(Heap)
     }
 
