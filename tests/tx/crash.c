@@ -1,9 +1,10 @@
 /* Threads whose transactions are killed at any moment.
  *
  *   crash CONFIG NODE run [halves]   prints a line when it has begun, and goes on until it is killed
- *   crash CONFIG NODE check          each thread's transactions are there whole
- *   crash CONFIG NODE                checks, prints "open" and the first thread's number; then goes
- *                                    on with that one, and prints each number after its commit
+ *   crash CONFIG NODE check          each thread's transactions are there whole; prints "nodes" and how
+ *                                    many blocks there are beside one
+ *   crash CONFIG NODE                checks, prints "open" and the first thread's number; then all threads
+ *                                    go on, and the first one prints each number after its commit
  *
  * A transaction of a thread sets its words, which lie in several pages, to the next number, puts a
  * block with the number into its list, and frees the block that is 8 behind. With `halves` (a
@@ -87,7 +88,8 @@ static void *runs(void *arg)
     return NULL;
 }
 
-static void check(int thread, struct mine *m)
+/* How many blocks it has. */
+static int check(int thread, struct mine *m)
 {
     uint64_t n = m->words[0];
     for (int i = 0; i < WORDS; i++)
@@ -104,6 +106,7 @@ static void check(int thread, struct mine *m)
         length++;
     }
     CHECK(length <= KEPT && (n == 0 || length > 0));
+    return length + 1;
 }
 
 int main(int argc, char **argv)
@@ -123,20 +126,25 @@ int main(int argc, char **argv)
             CHECK(mojim_tx_commit() == 0);
         }
     }
+    int blocks = 0;
     if (argc == 3 || strcmp(argv[3], "check") == 0)
         for (int i = 0; i < THREADS; i++)
-            check(i, all[i]);
+            blocks += check(i, all[i]);
     setvbuf(stdout, NULL, _IOLBF, 0);
+    pthread_t t[THREADS];
     if (argc == 3) {
         printf("open %lu\n", (unsigned long)all[0]->words[0]);
+        for (int i = 1; i < THREADS; i++)
+            CHECK(pthread_create(&t[i], NULL, runs, (void *)(intptr_t)i) == 0);
         for (;;) {
             next(0);
             printf("%lu\n", (unsigned long)all[0]->words[0]);
         }
     }
-    if (strcmp(argv[3], "check") == 0)
+    if (strcmp(argv[3], "check") == 0) {
+        printf("nodes %d\n", blocks - 1);
         return mojim_detach(m) != 0;
-    pthread_t t[THREADS];
+    }
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_create(&t[i], NULL, runs, (void *)(intptr_t)i) == 0);
     puts("running");

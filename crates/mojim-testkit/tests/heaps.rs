@@ -54,7 +54,8 @@ fn start(c: &Cluster, bin: &Path, node: &str) -> (Process, u64) {
     await_or("the program", || c.status().to_string(), begin)
 }
 
-fn moves(compiler: &str, name: &str) {
+/// `end`: an argument with which the program tells how many blocks its heap, in this file, has beside one.
+fn moves(compiler: &str, name: &str, end: Option<(&str, &str)>) {
     let bin = compile(compiler, name);
     let c = Cluster::new("sync", "disk");
     let mut a = c.node("a");
@@ -78,22 +79,43 @@ fn moves(compiler: &str, name: &str) {
         assert_eq!(q.line(), Some(n.to_string()));
     }
     q.kill();
+    let Some((end, file)) = end else { return };
+    let mut command = Command::new(&bin);
+    command.arg(c.file()).args(["b", end]);
+    let mut p = Process::of(command, &c.dir.join("program.txt"));
+    let nodes = loop {
+        let line = p.line().expect("it says how many");
+        if let Some(n) = line.strip_prefix("nodes ") {
+            break n.parse::<u64>().unwrap();
+        }
+    };
+    assert_eq!(p.wait(), Some(0));
+    let bytes = std::fs::read(c.dir.join("b/v").join(file)).unwrap();
+    let report = mojim_heap::check(&bytes).unwrap();
+    assert_eq!(report.problems, [""; 0]);
+    assert_eq!(report.used_blocks(), nodes + 1, "leaked or lost");
 }
 
 #[test]
 fn a_list_in_c_goes_on_at_the_mirror() {
-    moves("cc", "heap/list.c");
+    moves("cc", "heap/list.c", Some(("end", "list")));
 }
 
 #[test]
 fn containers_in_cpp_go_on_at_the_mirror() {
-    moves("c++", "heap/containers.cpp");
+    moves("c++", "heap/containers.cpp", None);
 }
 
-/// Every transaction is there whole: the program checks that when it opens the heap.
+/// Every transaction of three threads is there whole: the program checks that when it opens the heap.
 #[test]
 fn transactions_go_on_at_the_mirror() {
-    moves("cc", "tx/crash.c");
+    moves("cc", "tx/crash.c", Some(("check", "heap")));
+}
+
+/// Variables, eight bytes alone, and logs in each encoding; an append is one sync point.
+#[test]
+fn variables_and_logs_go_on_at_the_mirror() {
+    moves("cc", "tx/kept.c", None);
 }
 
 /// `mojim heap`: what it says of a heap, and other addresses for one.
