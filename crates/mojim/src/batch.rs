@@ -4,6 +4,7 @@ use std::ops::RangeBounds;
 
 use engine::Result;
 
+use crate::alone::alone;
 use crate::region::Region;
 
 /// One sync point of several ranges of bytes, of one region or of several regions of one volume
@@ -24,6 +25,16 @@ use crate::region::Region;
 ///     .commit()?;
 /// # Ok::<(), mojim::Error>(())
 /// ```
+/// One that is not committed is an error of a program that denies warnings:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # fn f(accounts: &mojim::Region) -> mojim::Result<()> {
+/// mojim::Batch::new().add(accounts, 16..24)?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "nothing is committed before `commit`, or `begin`"]
 #[derive(Debug, Default)]
 pub struct Batch<'a> {
     ranges: Vec<(*const u8, usize)>,
@@ -55,13 +66,18 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     /// As [`Region::sync`]; [`Error::Invalid`](crate::Error::Invalid) if the regions are of
-    /// different volumes.
+    /// different volumes, or the calling thread has a transaction open.
     pub fn commit(&self) -> Result<u64> {
+        alone("commit")?;
         engine::gmsync(&self.ranges)
     }
 
     /// [`Batch::commit`] that does not wait, as [`Region::begin_sync`].
+    ///
+    /// # Errors
+    /// Those of [`Batch::commit`].
     pub fn begin(&self) -> Result<u64> {
+        alone("begin")?;
         engine::gmsync_async(&self.ranges)
     }
 }

@@ -15,12 +15,18 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use engine::{Error, Result};
 use mojim_heap::{ALLOCATED, Block, FREE, HeapOptions};
 
+use crate::alone::alone;
 use crate::attached::{Attached, Mapped};
 use crate::persistent::{Persistent, Ptr, Stored};
 use crate::volume::Volume;
 
 /// Bytes in front of a block's values: the type's tag, and how many they are.
 pub(crate) const HEAD: usize = 16;
+
+/// Addresses are given to heaps in units of so many bytes.
+const UNIT: usize = 1 << 20;
+/// The smallest heap.
+const LEAST: usize = 16 << 20;
 
 /// A heap in a file of a volume: what lies in it is there in the next run, and on the mirror.
 ///
@@ -60,6 +66,7 @@ pub(crate) const HEAD: usize = 16;
 /// assert_eq!(item.next, None);
 /// # Ok::<(), mojim::Error>(())
 /// ```
+#[must_use = "a heap that is dropped is closed"]
 pub struct Heap {
     heap: mojim_heap::Heap,
     file: String,
@@ -121,14 +128,26 @@ impl Heap {
     /// # Errors
     /// [`Error::Busy`] if it is open, or the file has regions; `Io` with EADDRINUSE if something else
     /// is at its addresses (`mojim heap move` gives it others); [`Error::Damaged`] if the file is no heap;
-    /// [`Error::Unsupported`] where the volume rounds to pages or shares working copies.
+    /// [`Error::Unsupported`] where the volume rounds to pages or shares working copies;
+    /// [`Error::Invalid`] while the calling thread has a transaction open.
     pub fn open(volume: &Volume, file: &str) -> Result<Heap> {
         Heap::open_at(volume, file, 0, 0)
     }
 
-    /// [`Heap::open`] that makes a new heap with so many bytes of addresses (a multiple of 1 MiB;
-    /// 0: 64 GiB), from `address` on (a multiple of 1 MiB; 0: chosen by chance).
+    /// [`Heap::open`] that makes a new heap with so many bytes of addresses (a multiple of 1 MiB, and at
+    /// least 16 MiB; 0: 64 GiB), from `address` on (a multiple of 1 MiB; 0: chosen by chance). A heap that
+    /// exists keeps what it has: both are not looked at then, and `mojim heap move` changes them.
+    ///
+    /// # Errors
+    /// Those of [`Heap::open`]; [`Error::Invalid`] for other numbers.
     pub fn open_at(volume: &Volume, file: &str, capacity: usize, address: usize) -> Result<Heap> {
+        alone("opening a heap")?;
+        let is_right = |n: usize, least| n == 0 || n.is_multiple_of(UNIT) && n >= least;
+        if !is_right(capacity, LEAST) || !is_right(address, UNIT) {
+            return Err(Error::Invalid(format!(
+                "heap {file}: {capacity} bytes at {address:#x}: both are multiples of 1 MiB, or 0, and it has at least 16 MiB"
+            )));
+        }
         let attached = volume.attached();
         let mut mapped = attached.mapped();
         if mapped.iter().any(|m| m.file == file && !m.is_heap) {
@@ -200,14 +219,27 @@ impl Heap {
     /// Runs `f` in a transaction. What it changed is committed as one sync point if it returns
     /// `Ok`, and taken back if it returns an error or panics.
     ///
-    /// A commit that is in doubt, because the mirror made no progress, is repeated until it is
-    /// known. Costs what a [`sync`](crate::sync) of the changed bytes does, and for each change a
-    /// copy of the old bytes.
+    /// Costs what a [`sync`](crate::sync) of the changed bytes does, and for each change a copy of the
+    /// old bytes.
+    ///
+    /// **Nothing else is committed within it.** A transaction is one sync point. In `f`, each call that would
+    /// be another one fails with [`Error::Invalid`], before it has committed anything: `sync`, a
+    /// [`Batch`](crate::Batch), another transaction, [`Heap::open`], and what makes, cuts, renames or
+    /// removes a file.
+    ///
+    /// **Without its mirror it waits for ever**, and says nothing: a commit that got no answer is in doubt, and a
+    /// transaction that is neither committed nor taken back has nothing to return. It returns `Ok` when the
+    /// mirror is back, and [`Error::Stale`] when the mirror has become the primary (`mojim promote`, or
+    /// by three voters). With automatic failover the voters let this node go on alone, within seconds, if the
+    /// mirror is lost. `mojim status` shows that it is gone. Of a process that is killed there, the
+    /// transaction is found whole, or not at all. [`on_doubt`](crate::on_doubt) has a function of the program's
+    /// decide after each try (10 s by default: `resend_timeout` × `resend_attempts`).
     ///
     /// # Errors
     /// Those of `f`; those of the commit, and then the transaction was taken back, or the process
-    /// cannot commit any more ([`Error::Stale`], [`Error::Poisoned`]); [`Error::Invalid`] if the
-    /// thread has a transaction open: they do not nest.
+    /// cannot commit any more ([`Error::Stale`], [`Error::Poisoned`], [`Error::Full`], and after a commit that was in
+    /// doubt any other: what it changed stays in memory then); [`Error::Invalid`] if the thread has
+    /// a transaction open: they do not nest.
     ///
     /// ```
     /// # let example = mojim::example::Example::new();
@@ -247,7 +279,7 @@ impl Heap {
         &mut self,
         f: impl FnOnce(&mut Tx<'_>) -> Result<R, E>,
     ) -> Result<R, E> {
-        crate::region_tx::alone()?;
+        alone("atomically")?;
         let mut blocks = Blocks(self.heap, Vec::new());
         mojim_tx::atomically(|log| {
             f(&mut Tx {

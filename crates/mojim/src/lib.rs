@@ -28,7 +28,8 @@
 //! # Ok::<(), mojim::Error>(())
 //! ```
 //!
-//! A [`Heap`] holds values and pointers between them, and changes them in transactions.
+//! A [`Heap`] holds values and pointers between them, and changes them in transactions. Within one, the thread
+//! makes no other sync point: such a call fails with [`Error::Invalid`].
 //!
 //! # What holds a volume
 //!
@@ -63,8 +64,10 @@
 //! configuration file. Sources: *Mojim: A Reliable and Highly-Available Non-Volatile Memory
 //! System* (ASPLOS 2015), and *Failure-Atomic msync* (EuroSys 2013).
 
+mod alone;
 mod attached;
 mod batch;
+mod doubt;
 #[doc(hidden)]
 pub mod example;
 mod heap;
@@ -76,6 +79,7 @@ mod vec;
 mod volume;
 
 pub use batch::Batch;
+pub use doubt::on_doubt;
 pub use engine::{CopyReport, Error, Level, Result, last_lsn};
 pub use heap::{Heap, Tx};
 #[doc(hidden)]

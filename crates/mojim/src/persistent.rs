@@ -25,6 +25,12 @@ use std::num::NonZeroU64;
 /// - Bytes that were once a value are one in a later run: there is nothing in it that leads to
 ///   memory outside of the heap, no thread's and no process's number to which safe code gives a
 ///   meaning, and nothing that changes behind a shared reference.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot lie in a heap: it would lead to memory of one run, or its layout may change",
+    label = "not `Persistent`",
+    note = "a text is a `Ptr<str>` (`Tx::alloc_str`), many values are a `Ptr<PVec<T>>` (`Tx::alloc_vec`) or a `Ptr<[T]>`",
+    note = "a struct is made persistent by `mojim::persistent!`; numbers, `bool`, arrays, `Ptr<T>` and `Option<Ptr<T>>` are so"
+)]
 pub unsafe trait Persistent: Sized + Send + Sync + 'static {
     /// The type's name, and its fields' names and types.
     const TAG: &'static str;
@@ -89,6 +95,19 @@ unsafe impl<T: ?Sized + 'static> Persistent for Option<Ptr<T>> {
 ///     struct Note { text: &'static str }
 /// }
 /// ```
+///
+/// An enum and a struct with parameters are not taken:
+///
+/// ```compile_fail
+/// mojim::persistent! {
+///     enum State { Open, Done }
+/// }
+/// ```
+/// ```compile_fail
+/// mojim::persistent! {
+///     struct Pair<T> { a: T, b: T }
+/// }
+/// ```
 #[macro_export]
 macro_rules! persistent {
     ($(#[$meta:meta])* $vis:vis struct $name:ident {
@@ -110,10 +129,18 @@ macro_rules! persistent {
                 &[$(<$type as $crate::Persistent>::SHAPE),*],
             );
         }
-        const _: fn() = || {
-            fn is_persistent<T: $crate::Persistent>() {}
-            $(is_persistent::<$type>();)*
-        };
+    };
+    ($(#[$meta:meta])* $vis:vis enum $($rest:tt)*) => {
+        compile_error!("persistent! takes no enum, since not any bytes are one: store a number, and make an enum of it");
+    };
+    ($(#[$meta:meta])* $vis:vis struct $name:ident < $($rest:tt)*) => {
+        compile_error!("persistent! takes no struct with type parameters or lifetimes: write one for each type");
+    };
+    ($(#[$meta:meta])* $vis:vis struct $name:ident ( $($fields:tt)* ) $($rest:tt)*) => {
+        compile_error!("persistent! takes a struct whose fields have names");
+    };
+    ($($other:tt)*) => {
+        compile_error!("persistent! takes one struct with named fields, which have no attributes but documentation");
     };
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 use engine::{Error, Mapping, Result};
 
+use crate::alone::{alone, wrong_range};
 use crate::attached::Attached;
 
 /// A file of a volume, or a part of one, in memory.
@@ -174,8 +175,9 @@ impl Region {
                 Ok((self.start.wrapping_add(start), end - start))
             }
             _ => Err(Error::Invalid(format!(
-                "a range beyond the {} bytes of the region of {}",
-                self.len, self.file
+                "region of {}: a range {}",
+                self.file,
+                wrong_range(range, self.len, "bytes")
             ))),
         }
     }
@@ -190,7 +192,8 @@ impl Region {
     /// # Errors
     /// [`Error::Timeout`]: the mirror made no progress; the sync point is in doubt, and in the next
     /// one if it is not committed. [`Error::Stale`]: another node is the primary now.
-    /// [`Error::Invalid`]: a range beyond the region.
+    /// [`Error::Invalid`]: a range beyond the region; or the calling thread has a transaction open
+    /// ([`Heap::atomically`](crate::Heap::atomically)): nothing is committed then.
     ///
     /// ```
     /// # let example = mojim::example::Example::new();
@@ -202,6 +205,7 @@ impl Region {
     /// # Ok::<(), mojim::Error>(())
     /// ```
     pub fn sync(&self, range: impl RangeBounds<usize>) -> Result<u64> {
+        alone("sync")?;
         let (start, len) = self.part(range)?;
         engine::msync(start, len)
     }
@@ -215,6 +219,9 @@ impl Region {
     /// are not in it. [`Volume::wait`](crate::Volume::wait) waits for it, and so does every later
     /// sync point of the volume.
     ///
+    /// # Errors
+    /// Those of [`Region::sync`].
+    ///
     /// ```
     /// # let example = mojim::example::Example::new();
     /// # let volume = mojim::Volume::attach(example.config(), "a", None)?;
@@ -226,6 +233,7 @@ impl Region {
     /// # Ok::<(), mojim::Error>(())
     /// ```
     pub fn begin_sync(&self, range: impl RangeBounds<usize>) -> Result<u64> {
+        alone("begin_sync")?;
         let (start, len) = self.part(range)?;
         engine::msync_async(start, len)
     }
@@ -260,11 +268,12 @@ impl Region {
 }
 
 /// One sync point of a value, or a slice, that lies in a region: [`Region::sync`] where the region
-/// itself is borrowed, for instance by threads that each have a part of it. Not of what a transaction
-/// is changing: that would be committed before the transaction is.
+/// itself is borrowed, for instance by threads that each have a part of it. It takes the value itself, not a
+/// `Region`, a `Vec` or another value that leads there.
 ///
 /// # Errors
-/// As there; [`Error::NotFound`] if it lies in no region.
+/// As there; [`Error::NotFound`] if it lies in no region; [`Error::Invalid`] while the calling thread has a
+/// transaction open, and of what lies in a heap, which transactions alone commit.
 ///
 /// ```
 /// # let example = mojim::example::Example::new();
@@ -279,5 +288,18 @@ impl Region {
 /// # Ok::<(), mojim::Error>(())
 /// ```
 pub fn sync<T: ?Sized>(value: &T) -> Result<u64> {
-    engine::msync(std::ptr::from_ref(value).cast(), size_of_val(value))
+    alone("sync")?;
+    let start = std::ptr::from_ref(value).cast::<u8>();
+    // Another thread may have it from a transaction that is open.
+    if mojim_heap::Heap::of(start).is_some() {
+        return Err(Error::Invalid(
+            "sync: the value lies in a heap, which its transactions commit".into(),
+        ));
+    }
+    engine::msync(start, size_of_val(value)).map_err(|e| match e {
+        Error::NotFound(text) => Error::NotFound(format!(
+            "{text}; sync takes the value itself, a part of what as_mut_slice gives (a Region has its own sync)"
+        )),
+        e => e,
+    })
 }

@@ -5,25 +5,19 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::{AnyBitPattern, NoUninit};
 use engine::{Error, Result};
 
+use crate::alone::{alone, wrong_range};
 use crate::region::Region;
-
-/// Fails if the calling thread has a transaction open: one that is taken back later would change
-/// what references of safe code show.
-pub(crate) fn alone() -> Result<()> {
-    match mojim_tx::is_open() {
-        false => Ok(()),
-        true => Err(Error::Invalid(
-            "a transaction is open in this thread, and these do not nest".into(),
-        )),
-    }
-}
 
 impl Region {
     /// Runs `f` in a transaction of the region: what it changed is committed as one sync point if it
     /// returns `Ok`, and taken back if it returns an error or panics.
     ///
+    /// With `f`'s other calls it is as with [`Heap::atomically`](crate::Heap::atomically): none of them
+    /// commits anything. A thread that `f` starts, and that calls [`sync`](crate::sync) of what `f` is changing,
+    /// is not stopped: that is committed before the transaction is.
+    ///
     /// # Errors
-    /// As [`Heap::atomically`](crate::Heap::atomically).
+    /// As there. While the mirror does not answer, it does not return.
     ///
     /// ```
     /// # let example = mojim::example::Example::new();
@@ -49,7 +43,7 @@ impl Region {
     /// # }
     /// ```
     pub fn atomically<R>(&mut self, f: impl FnOnce(&mut RegionTx<'_>) -> Result<R>) -> Result<R> {
-        alone()?;
+        alone("atomically")?;
         mojim_tx::atomically(|log| f(&mut RegionTx { region: self, log }))
     }
 }
@@ -89,7 +83,8 @@ impl RegionTx<'_> {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
         let Some(part) = all.get_mut::<(Bound<usize>, Bound<usize>)>(bounds) else {
             return Err(Error::Invalid(format!(
-                "a range beyond the {count} values of the region"
+                "a range {}",
+                wrong_range(bounds, count, "values of the region")
             )));
         };
         // SAFETY: bytes of the region, which stays until the transaction's end, since that borrows

@@ -241,7 +241,9 @@ impl Tx<'_> {
         value: T,
     ) -> Result<()> {
         let mut p = self.place(vec)?;
-        check_index(index, p.len + 1)?;
+        if index > p.len {
+            check_index(index, p.len)?;
+        }
         if p.len >= p.room() {
             p = self.grow(vec, p)?;
         } else {

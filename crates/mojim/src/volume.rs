@@ -11,6 +11,7 @@ use std::sync::Arc;
 use engine::{CopyReport, Error, MapFlags, Result};
 use mojim_format::heap::HEAP_MAGIC;
 
+use crate::alone::alone;
 use crate::attached::{Attached, Mapped};
 use crate::region::Region;
 
@@ -27,6 +28,7 @@ use crate::region::Region;
 /// assert_eq!(volume.files(), [("notes".to_owned(), 0)]);
 /// # Ok::<(), mojim::Error>(())
 /// ```
+#[must_use = "a volume that is dropped, with no region or heap of it, is detached"]
 #[derive(Debug)]
 pub struct Volume(Arc<Attached>);
 
@@ -40,6 +42,7 @@ pub struct Volume(Arc<Attached>);
 /// assert_eq!((region.len(), volume.size("f")?), (8192, Some(12288)));
 /// # Ok::<(), mojim::Error>(())
 /// ```
+#[must_use = "they do nothing before `Volume::map_with`"]
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct MapOptions {
@@ -156,8 +159,8 @@ impl Volume {
     /// # Errors
     /// [`Error::Busy`] if a region shows some of these bytes already; [`Error::Invalid`] if the file
     /// is a heap ([`Heap`](crate::Heap)); [`Error::Unsupported`] where
-    /// the volume shares working copies (see [`Volume::map_shared`]); those of a sync point, where
-    /// the file is made or grows.
+    /// the volume shares working copies (see [`Volume::map_shared`]); where the file is made or grows,
+    /// those of a sync point, and [`Error::Invalid`] while the calling thread has a transaction open.
     pub fn map(&self, file: &str, len: usize) -> Result<Region> {
         self.map_with(file, &MapOptions::new().create(true).len(len))
     }
@@ -230,6 +233,10 @@ impl Volume {
     ) -> Result<Region> {
         // Held, so that no call takes from the file what is about to be mapped.
         let mut mapped = self.0.mapped();
+        let end = options.flags.offset.saturating_add(options.len as u64);
+        if self.size(file)?.is_none_or(|size| size < end) && !options.flags.read_only {
+            alone("making a file, or making it longer")?;
+        }
         if self.is_heap(file, options, &mapped)? {
             return Err(Error::Invalid(format!(
                 "mapping {file}: it is a heap, whose pointers a region would make out of any bytes; open it with Heap"
@@ -271,10 +278,11 @@ impl Volume {
 
     /// Holds off new regions while `change` changes files of which there must be none.
     fn change(&self, files: &[&str], change: impl FnOnce() -> Result<()>) -> Result<()> {
+        alone("a change of a file's size or name")?;
         let mapped = self.0.mapped();
         match files.iter().find(|f| mapped.iter().any(|m| m.file == **f)) {
             Some(file) => Err(Error::Busy(format!(
-                "{file} has regions, whose bytes would change"
+                "{file} has regions, or a heap, whose bytes would change: drop them first"
             ))),
             None => change(),
         }
@@ -303,15 +311,20 @@ impl Volume {
 
     /// Makes an empty file if there is none of this name; true if it was made. Durable when the
     /// call returns.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] while the calling thread has a transaction open: the file would be there
+    /// whatever becomes of that.
     pub fn create(&self, file: &str) -> Result<bool> {
+        alone("making a file")?;
         self.0.engine.create(file)
     }
 
     /// Sets a file's size in bytes. Durable when the call returns.
     ///
     /// # Errors
-    /// [`Error::Busy`] while there are regions of the file. After [`Error::Timeout`] its size is in
-    /// doubt: call again.
+    /// [`Error::Busy`] while there are regions of the file; [`Error::Invalid`] while the calling thread
+    /// has a transaction open. After [`Error::Timeout`] the size is in doubt: call again.
     ///
     /// ```
     /// # let example = mojim::example::Example::new();
@@ -329,7 +342,8 @@ impl Volume {
     /// Removes a file. Durable when the call returns.
     ///
     /// # Errors
-    /// [`Error::Busy`] while there are regions of it.
+    /// [`Error::Busy`] while there are regions of it; [`Error::Invalid`] while the calling thread has
+    /// a transaction open.
     pub fn remove(&self, file: &str) -> Result<()> {
         self.change(&[file], || self.0.engine.remove(file))
     }
@@ -338,7 +352,8 @@ impl Volume {
     /// returns.
     ///
     /// # Errors
-    /// [`Error::Busy`] while there are regions of either.
+    /// [`Error::Busy`] while there are regions of either; [`Error::Invalid`] while the calling thread
+    /// has a transaction open.
     ///
     /// ```
     /// # let example = mojim::example::Example::new();

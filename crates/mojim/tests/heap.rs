@@ -342,3 +342,28 @@ fn a_closed_heap_keeps_no_file_of_its_volume_open() {
     drop(volume);
     assert_eq!(open(), 0);
 }
+
+/// 1000 bytes were taken, and 16 MiB made of them and of 2 MiB, without a word.
+#[test]
+fn a_heap_has_the_capacity_and_the_address_that_it_was_made_with() {
+    const MIB: usize = 1 << 20;
+    let example = Example::new();
+    let volume = attach(&example);
+    for (capacity, address) in [(1000, 0), (2 * MIB, 0), (16 * MIB + 1, 0), (0, 4096)] {
+        let refused = Heap::open_at(&volume, "h", capacity, address).map(drop);
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Invalid(_)), "{refused}");
+        assert!(refused.to_string().contains("1 MiB"), "{refused}");
+    }
+    let address = 0x2100_0000_0000;
+    let mut heap = Heap::open_at(&volume, "h", 17 * MIB, address).unwrap();
+    let n = heap.root_or("n", || 1u64).unwrap();
+    let at = std::ptr::from_ref(heap.get(n).unwrap()) as usize;
+    assert!((address..address + 17 * MIB).contains(&at), "{at:#x}");
+    let bytes = vec![0u8; 20 * MIB];
+    assert!(heap.atomically(|tx| tx.alloc_slice(&bytes)).is_err());
+    drop(heap);
+    // Of one that exists they are as they were.
+    let heap = Heap::open_at(&volume, "h", 64 * MIB, 2 * address).unwrap();
+    assert_eq!(std::ptr::from_ref(heap.get(n).unwrap()) as usize, at);
+}

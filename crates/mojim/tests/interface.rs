@@ -1,7 +1,7 @@
 //! The Rust interface: when an attachment ends, and what is refused so that slices stay sound.
 
 use mojim::example::Example;
-use mojim::{Batch, Error, MapOptions, Volume};
+use mojim::{Batch, Error, Heap, MapOptions, Volume};
 
 fn attach(example: &Example) -> Volume {
     Volume::attach(example.config(), "a", None).unwrap_or_else(|e| panic!("{e}"))
@@ -170,4 +170,67 @@ fn a_panic_takes_a_transaction_of_a_region_back() {
         .unwrap();
     drop(region);
     assert_eq!(volume.map("f", 24).unwrap().as_slice::<u64>(), [1, 2, 9]);
+}
+
+/// A sync point within a transaction committed half of it: what failed was taken back in memory, and
+/// was there in the next run.
+#[test]
+fn a_transaction_is_the_only_sync_point_of_its_thread() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut heap = Heap::open(&volume, "heap").unwrap();
+    let mut region = volume.map("region", 16).unwrap();
+    let mut other = volume.map("other", 16).unwrap();
+    drop(volume.map("file", 8).unwrap());
+    other.as_mut_slice::<u64>()[0] = 2;
+    let pair = heap.root_or("pair", || [1u64, 1]).unwrap();
+    let mut done = Vec::new();
+    let failed = heap.atomically(|tx| {
+        let pair = tx.get_mut(pair)?;
+        pair[0] = 2;
+        let batch = Batch::new().add(&other, ..)?;
+        let by_another = std::thread::scope(|s| s.spawn(|| mojim::sync(&*pair)).join().unwrap());
+        done.extend([mojim::sync(&pair[0]), by_another, mojim::sync(&[0u8; 0])]);
+        done.extend([other.sync(..8), other.sync_all(), other.begin_sync(..8)]);
+        done.extend([batch.commit(), batch.begin()]);
+        let none = |()| 0;
+        done.push(volume.create("made").map(u64::from));
+        done.push(volume.truncate("file", 4).map(none));
+        done.push(volume.rename("file", "made").map(none));
+        done.push(volume.remove("file").map(none));
+        done.push(volume.map("made", 8).map(|_| 0));
+        done.push(volume.map("file", 16).map(|_| 0));
+        done.push(Heap::open(&volume, "made").map(|_| 0));
+        // What changes nothing is allowed.
+        assert_eq!(volume.map("file", 8)?.as_slice::<u64>(), [0]);
+        Err::<(), _>(Error::Invalid("given up".into()))
+    });
+    assert!(failed.is_err());
+    let failed = region.atomically(|tx| {
+        let numbers = tx.as_mut_slice::<u64>(..)?;
+        numbers[1] = 2;
+        done.extend([mojim::sync(&numbers[1]), other.sync(..)]);
+        Err::<(), _>(Error::Invalid("given up".into()))
+    });
+    assert!(failed.is_err());
+    let wrong = done
+        .iter()
+        .position(|d| !matches!(d, Err(Error::Invalid(_))));
+    assert_eq!(wrong, None, "{done:?}");
+    let e = done.swap_remove(0).unwrap_err().to_string();
+    assert!(e.contains("a transaction is open in this thread"), "{e}");
+    // Nor of the values that only transactions change.
+    let of_heap = mojim::sync(heap.get(pair).unwrap());
+    assert!(matches!(of_heap, Err(Error::Invalid(_))), "{of_heap:?}");
+
+    drop((heap, region, other));
+    volume.detach().unwrap();
+    let volume = attach(&example);
+    let heap = Heap::open(&volume, "heap").unwrap();
+    assert_eq!(heap.get(pair).unwrap(), &[1, 1]);
+    for (file, size) in [("region", 16), ("other", 16), ("file", 8)] {
+        let bytes = volume.map(file, 0).unwrap();
+        assert_eq!(bytes.as_slice::<u8>(), vec![0; size], "{file}");
+    }
+    assert_eq!(volume.size("made").unwrap(), None);
 }

@@ -148,7 +148,7 @@ fn what_a_vector_was_leads_nowhere() {
     assert!(heap.get(vec).is_err());
     drop(heap);
     // What vectors had is used again: all these do not fit beside each other.
-    let mut heap = Heap::open_at(&volume, "small", 4 << 20, 0).unwrap();
+    let mut heap = Heap::open_at(&volume, "small", 16 << 20, 0).unwrap();
     for _ in 0..200 {
         heap.atomically(|tx| {
             let vec = tx.alloc_vec()?;
@@ -309,4 +309,20 @@ fn a_killed_program_has_what_its_twin_had() {
         assert_eq!(found, twins, "kill {kill}, {count} transactions");
         println!("kill {kill}: {count} transactions");
     }
+}
+
+/// `insert` said that an empty vector has a value.
+#[test]
+fn an_index_behind_the_end_is_refused_with_the_length() {
+    let example = Example::new();
+    let volume = Volume::attach(example.config(), "a", None).unwrap();
+    let mut heap = Heap::open(&volume, "f").unwrap();
+    let list = heap.root_vec::<u64>("list").unwrap();
+    let text = |done: Result<(), mojim::Error>| done.unwrap_err().to_string();
+    let inserted = heap.atomically(|tx| tx.insert(list, 5, 7));
+    assert_eq!(text(inserted), "index 5 of 0 values");
+    let removed = heap.atomically(|tx| tx.remove(list, 0).map(drop));
+    assert_eq!(text(removed), "index 0 of 0 values");
+    heap.atomically(|tx| tx.insert(list, 0, 7)).unwrap();
+    assert_eq!(heap.get(list).unwrap(), [7]);
 }
