@@ -4,6 +4,7 @@
 //! Invariant: an error's text is one line (the configuration's: one for each mistake) and has nothing
 //! that a terminal acts on, whatever a peer, a file's name or a program has put into it.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use mojim_format::message::RefuseCode;
 use mojim_format::shown::{shown, shown_lines};
 
 /// What went wrong. [`Error::errno`] is what the C interface reports.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument breaks the call's rules.
@@ -86,6 +87,13 @@ pub enum Error {
         /// Its text.
         error: String,
     },
+}
+
+/// The text, as for people: what a `main` that returns an error, or an `unwrap`, shows.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A result with the engine's error.

@@ -76,7 +76,12 @@ fn check_way(path: &Path, s: &Stat) -> io::Result<()> {
 
 /// Checks that only its owner makes names in it.
 fn check_closed(path: &Path, s: &Stat) -> io::Result<()> {
-    if s.st_mode & 0o022 != 0 {
+    check_rights(path, s, 0o022)
+}
+
+/// Checks that nobody has these rights to it.
+fn check_rights(path: &Path, s: &Stat, rights: u32) -> io::Result<()> {
+    if s.st_mode & rights != 0 {
         return Err(refused(
             path,
             &format!(
@@ -225,7 +230,14 @@ pub(super) fn check_keys(path: &Path) -> io::Result<()> {
 /// Reads and checks the configuration, which nobody else may change: it says where everything lies, and
 /// who is believed.
 pub fn load(path: &Path) -> Result<Config> {
-    let wrong = |e: io::Error| Error::Config(format!("{}: {e}", path.display()));
+    let wrong = |e: io::Error| {
+        let (name, text) = (format!("{}: ", path.display()), e.to_string());
+        // Most texts begin with the file or the directory that they are about.
+        Error::Config(match text.starts_with(&name) {
+            true => text,
+            false => name + &text,
+        })
+    };
     check_configuration(path).map_err(wrong)?;
     Config::load(path).map_err(|e| Error::Config(e.to_string()))
 }
@@ -244,7 +256,7 @@ fn check_configuration(path: &Path) -> io::Result<()> {
             Err(Errno::NOENT) => return Ok(()),
             entry => entry?,
         };
-        let mut s = fs::fstat(&entry)?;
+        let s = fs::fstat(&entry)?;
         let parent = fs::fstat(&dir)?;
         check_way(&at, &parent)?;
         if is_open(&parent) {
@@ -255,10 +267,12 @@ fn check_configuration(path: &Path) -> io::Result<()> {
             path = at.join(OsStr::from_bytes(to.to_bytes()));
             continue;
         }
-        if s.st_gid == s.st_uid {
-            s.st_mode &= !0o020;
-        }
-        return check_key(&path, &s);
+        let others = match s.st_gid == s.st_uid {
+            true => 0o002,
+            false => 0o022,
+        };
+        check_key_owner(&path, &s)?;
+        return check_rights(&path, &s, others);
     }
     Err(Errno::LOOP.into())
 }
@@ -430,6 +444,12 @@ mod tests {
             as_nobody(|| assert!(check_configuration(at).is_err()));
             fs::chown(&config, Some(Uid::ROOT), Some(Gid::ROOT)).unwrap();
         }
+        // The mode that the file has, and its name once.
+        mode(&config, 0o666);
+        let e = load(&config).unwrap_err().to_string();
+        assert!(e.contains("others may write to it (mode 666)"), "{e}");
+        assert_eq!(e.matches("mojim.toml").count(), 1, "{e}");
+        mode(&config, 0o644);
         mode(dir.path(), 0o777);
         assert!(load(&link).unwrap_err().to_string().contains("may replace"));
         mode(dir.path(), 0o755);

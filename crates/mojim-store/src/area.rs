@@ -442,6 +442,11 @@ impl Area {
         }
     }
 
+    /// Where the files lie.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Where a file lies.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)

@@ -97,7 +97,7 @@ fn check(t: &Thread) -> Result<()> {
         (0, 0) => return Ok(()),
         (libc::ENOMEM, _) => return Err(no_memory()),
         (0, _) => {
-            "a captured block of this process could not be committed (mojim_tx_failed): no transaction is, since it could build on that block's stores; attach anew in a new process"
+            "a transaction of this process was given up before it was committed (in C: mojim_tx_failed): none is committed from here on, since it could build on the stores of that one; attach anew in a new process"
         }
         _ => {
             "the transaction called what no transaction can take back (__transaction_relaxed with an unsafe call): nothing of it is committed; use __transaction_atomic"

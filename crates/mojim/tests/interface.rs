@@ -234,3 +234,43 @@ fn a_transaction_is_the_only_sync_point_of_its_thread() {
     }
     assert_eq!(volume.size("made").unwrap(), None);
 }
+
+/// An error's text says what was wrong: each of these named other things.
+#[test]
+fn errors_say_what_was_wrong() {
+    let example = Example::new();
+    let volume = attach(&example);
+    let mut region = volume.map("f", 80).unwrap();
+    let says = |e: Error, part: &str| {
+        let text = e.to_string();
+        assert!(text.contains(part), "{text}");
+        assert!(text.len() < 300, "{text}");
+        // `main` shows an error that it returns in this way.
+        assert_eq!(format!("{e:?}"), text);
+    };
+    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    let turned = 8..4;
+    let e = region.sync(turned.clone()).unwrap_err();
+    says(e, "8..4 begins behind its end");
+    says(region.sync(8..81).unwrap_err(), "beyond the 80 bytes");
+    let e = region.atomically(|tx| tx.as_mut_slice::<u64>(turned).map(drop));
+    says(e.unwrap_err(), "8..4 begins behind its end");
+    let e = region.atomically(|tx| tx.as_mut_slice::<u64>(8..11).map(drop));
+    says(e.unwrap_err(), "beyond the 10 values");
+    says(
+        mojim::sync(&region).unwrap_err(),
+        "sync takes the value itself",
+    );
+    says(volume.rename("f", "g").unwrap_err(), "drop them first");
+    let long = "x".repeat(5000);
+    says(volume.create(&long).unwrap_err(), "cannot name a file");
+    says(volume.rename("f", &long).unwrap_err(), "drop them first");
+    let options = MapOptions::new().create(true).len(8).at(1);
+    let e = volume.map_with("g", &options).unwrap_err();
+    says(e, "not a multiple of the page size");
+    let e = volume.map("f", 8).unwrap_err();
+    assert!(!e.to_string().contains("MOJIM_"), "{e}");
+    says(e, "mapped already");
+    drop(region);
+    says(volume.rename("f", &long).unwrap_err(), "cannot name a file");
+}

@@ -749,14 +749,14 @@ pub(crate) fn sync_many(ranges: &[(*const u8, usize)], wait: bool) -> Option<Res
     let parts = found.iter().zip(ranges).map(|(w, (p, len))| match w {
         Some(w) if Arc::ptr_eq(&w.attached, &first) => w.part(*p as usize, *len),
         _ => Err(Error::Invalid(
-            "the ranges of one gmsync lie in different volumes, or in none; atomicity spans one volume"
+            "the ranges of one sync point lie in different volumes, or in none; atomicity spans one volume"
                 .into(),
         )),
     });
     let parts: Result<Vec<_>> = parts.collect();
     Some(parts.and_then(|parts| match parts.len() {
         n if n > MOST_RANGES => Err(Error::Invalid(format!(
-            "{n} ranges in one gmsync; where another process has the volume attached, {MOST_RANGES} are the most"
+            "{n} ranges in one sync point; where another process has the volume attached, {MOST_RANGES} are the most"
         ))),
         _ => first.sync(parts.into_iter(), wait),
     }))

@@ -41,6 +41,17 @@ fn too_large(errno: i32, name: &str, why: &str) -> Error {
     Error::io(format!("taking {name} into the volume ({why})"), &e)
 }
 
+/// A long name is cut: the text is one to be read.
+fn no_name(name: &str) -> Error {
+    const MOST: usize = 100;
+    let head: String = name.chars().take(MOST).collect();
+    let rest = match name.len() - head.len() {
+        0 => String::new(),
+        _ => format!(" and so on, {} bytes,", name.len()),
+    };
+    Error::Invalid(format!("{head:?}{rest} cannot name a file of a volume"))
+}
+
 /// The parts of a file of `size` bytes that may have bytes other than zero.
 fn data_of(f: &dyn File, size: u64, name: &str) -> Result<Vec<Range<u64>>> {
     let mut parts: Vec<Range<u64>> = Vec::new();
@@ -113,9 +124,7 @@ impl Volume {
         check_fork()?;
         self.0.check_attached()?;
         if !valid_file_name(to) {
-            return Err(Error::Invalid(format!(
-                "{to:?} cannot name a file of a volume"
-            )));
+            return Err(no_name(to));
         }
         let mut names = self.0.names()?;
         let (id, _) = self.0.find_or_create(&mut names, from, false)?;
@@ -157,9 +166,7 @@ impl Inner {
         create: bool,
     ) -> Result<(u32, u64)> {
         if !valid_file_name(file) {
-            return Err(Error::Invalid(format!(
-                "{file:?} cannot name a file of a volume"
-            )));
+            return Err(no_name(file));
         }
         let area = self.primary.store.area();
         if let Some(f) = area.find(file) {

@@ -359,7 +359,7 @@ fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
         let first = volume.get_or_insert_with(|| m.volume.clone());
         if !Arc::ptr_eq(first, &m.volume) {
             return Err(Error::Invalid(
-                "the ranges of one gmsync lie in different volumes; atomicity spans one volume"
+                "the ranges of one sync point lie in different volumes; atomicity spans one volume"
                     .into(),
             ));
         }

@@ -183,6 +183,13 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
+        let page = rustix::param::page_size();
+        if !flags.fixed_at.is_multiple_of(page) {
+            return Err(Error::Invalid(format!(
+                "mapping {file} at {:#x}: the address is not a multiple of the page size {page}",
+                flags.fixed_at
+            )));
+        }
         let mut place = claim(len)?;
         let mut names = inner.names()?;
         let shared = match inner.volume.working {
@@ -195,8 +202,8 @@ impl Volume {
         }
         let (id, size, len) = inner.to_map(&mut names, file, len, flags, shared)?;
         let end = flags.offset + len as u64;
-        let page = rustix::param::page_size() as u64;
-        inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
+        let until = end.next_multiple_of(page as u64);
+        inner.check_free(file, id, flags.offset..until, shared)?;
         if place.is_none() {
             place = claim(len)?;
         }
@@ -412,7 +419,7 @@ impl Inner {
             let over = r.offset < span.end && span.start < end;
             if r.file == id && m.window.id == 0 && (over || shared) {
                 return Err(Error::Busy(format!(
-                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores (mapped with MOJIM_SHARED, or with working = \"shared\", they do; not beside memory or max_uncommitted)",
+                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores (where both are mapped as shared ones, or the volume says working = \"shared\", they do; not beside memory or max_uncommitted)",
                     m.window.span.start
                 )));
             }

@@ -229,7 +229,10 @@ impl Store {
         self.keep_again();
         let e = match e {
             Error::Io { what, errno, error } => Error::Io {
-                what: format!("what is committed waits for room: {what}"),
+                what: format!(
+                    "what is committed waits for room: {what} in {} (nothing is lost; make room on that disk)",
+                    area.dir().display()
+                ),
                 errno,
                 error,
             },
