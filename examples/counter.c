@@ -1,5 +1,4 @@
-/* A counter that survives: cc examples/counter.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o counter
- * (in this tree, add -Ltarget/release -Wl,-rpath,$PWD/target/release) */
+/* A counter that survives: cc examples/counter.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o counter */
 #include <mojim.h>
 #include <stdio.h>
 

@@ -18,16 +18,17 @@
 //    futures, and containers whose allocator knows no heap (std::allocator, std::pmr). Also as a
 //    container's element, comparator or hash, in a pair, tuple, variant, optional or array, and as a member
 //    of an aggregate (a class without constructors and private members), up to its first member that is
-//    an optional or a variant, and the 32nd. Members of other classes are not seen, nor where a plain
-//    pointer leads.
+//    an optional, and the 32nd (an array counts by its elements). Members of other classes are not seen, nor
+//    unions, std::any and references in a class, nor where a plain pointer leads. A class that does not
+//    compile here, for its own constructors, is not looked into if mojim::persists is specialised for it.
 // 2. A container that is made without an allocator, also one within another container or class, is in the
 //    heap whose mojim::atomically, root() or make() the thread is in; elsewhere in the heap that was opened
-//    first. A mojim::string on the stack must not live on after a rollback (of
+//    first. A copy is in the heap of what is copied: between heaps copy elements, not containers. A mojim::string on the stack must not live on after a rollback (of
 //    mojim::atomically, where it was made outside of it): its memory may be another block's then.
 // 3. Layouts are the compiler's. A root keeps the name and size of its type and the standard library's
 //    kind, and refuses another one; that you have changed a class's members without its size is not seen.
-// 4. mojim::atomically commits, or rolls back, the whole heap: one thread at a time, under a lock
-//    of yours if there are more. Mojim gives no isolation between threads.
+// 4. mojim::atomically, and root() where it makes one, commit the whole heap, or roll it back: one thread at a
+//    time, under a lock of yours if there are more. They wait for other threads' transactions of mojim_tx.h. Mojim gives no isolation between threads.
 #ifndef MOJIM_HPP
 #define MOJIM_HPP
 
@@ -189,20 +190,28 @@ template <class T, std::size_t N> struct persists<T[N]> : persists<T> {};
 namespace detail {
 // Stands for a member's value of any type, but that of the class that has the member.
 template <class Class> struct any_value {
-    template <class T, class = std::enable_if_t<!std::is_same_v<T, Class>>> operator T() const;
+    template <class T, class = std::enable_if_t<!std::is_same_v<T, Class>>> operator T() const noexcept;
 };
 template <class T, class... Outer> struct all_persists;
 // The same, of types that persist with all that they hold.
 template <class Class, class... Outer> struct kept_value {
     template <class T, class = std::enable_if_t<!std::is_same_v<T, Class> &&
                                                 all_persists<T, Class, Outer...>::value>>
-    operator T() const;
+    operator T() const noexcept;
+};
+// Of any type, but it may throw where that does not persist: else a class that does not would be filled member
+// by member, its last ones with nothing.
+template <class Class, class... Outer> struct told_value {
+    template <class T, class = std::enable_if_t<!std::is_same_v<T, Class>>>
+    operator T() const noexcept(all_persists<T, Class, Outer...>::value);
 };
 
 template <class T, class Value, class Numbers, class = void> struct takes_values : std::false_type {};
 template <class T, class Value, std::size_t... I>
 struct takes_values<T, Value, std::index_sequence<I...>, std::void_t<decltype(T{(void(I), Value{})...})>>
-    : std::true_type {};
+    : std::true_type {
+    static constexpr bool throws = !noexcept(T{(void(I), Value{})...});
+};
 
 // The most values, up to n, that an aggregate takes.
 template <class T, std::size_t n = 32> constexpr std::size_t members() {
@@ -213,9 +222,23 @@ template <class T, std::size_t n = 32> constexpr std::size_t members() {
 }
 
 template <class T, bool has_members, class... Outer> struct held_persists : std::true_type {};
+template <class T, class... Outer> constexpr bool members_persist() {
+    // Protected bases and the like: such a class is no aggregate to whom it does not know.
+    if constexpr (members<T>() == 0) {
+        return true;
+    } else {
+        using numbers = std::make_index_sequence<members<T>()>;
+        if constexpr (!takes_values<T, kept_value<T, Outer...>, numbers>::value)
+            return false;
+        else if constexpr (takes_values<T, told_value<T, Outer...>, numbers>::value)
+            return takes_values<T, any_value<T>, numbers>::throws ||
+                   !takes_values<T, told_value<T, Outer...>, numbers>::throws;
+        else
+            return true;
+    }
+}
 template <class T, class... Outer>
-struct held_persists<T, true, Outer...>
-    : takes_values<T, kept_value<T, Outer...>, std::make_index_sequence<members<T>()>> {};
+struct held_persists<T, true, Outer...> : std::bool_constant<members_persist<T, Outer...>()> {};
 template <class A, class B, class... Outer>
 struct held_persists<std::pair<A, B>, false, Outer...>
     : std::conjunction<all_persists<A, Outer...>, all_persists<B, Outer...>> {};
@@ -308,11 +331,10 @@ template <class T> std::string tag() {
 }
 class block;
 
-// The heap whose block, root() or make() the thread is in.
-inline thread_local mojim_heap_t *in_heap = nullptr;
+// While it is there, containers without an allocator are made in the heap.
 struct within {
-    explicit within(mojim_heap_t *h) noexcept : before(std::exchange(in_heap, h)) {}
-    ~within() { in_heap = before; }
+    explicit within(mojim_heap_t *h) noexcept : before(mojim_heap_within(h)) {}
+    ~within() { mojim_heap_within(before); }
     within(const within &) = delete;
     within &operator=(const within &) = delete;
     mojim_heap_t *before;
@@ -339,7 +361,7 @@ public:
         if (!handle_)
             detail::fail();
     }
-    /// Takes over a handle of the C interface.
+    /// Takes over a handle of the C interface, that of a primary.
     explicit volume(mojim_t *handle) noexcept : handle_(handle) {}
     volume(volume &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)), reads_(other.reads_) {}
     volume &operator=(volume &&other) noexcept {
@@ -448,11 +470,13 @@ public:
             detail::fail();
     }
     heap(heap &&other) noexcept
-        : handle_(std::exchange(other.handle_, nullptr)), exact_(other.exact_), reads_(other.reads_) {}
+        : handle_(std::exchange(other.handle_, nullptr)), exact_(other.exact_), reads_(other.reads_),
+          in_block_(other.in_block_) {}
     heap &operator=(heap &&other) noexcept {
         std::swap(handle_, other.handle_);
         std::swap(exact_, other.exact_);
         std::swap(reads_, other.reads_);
+        std::swap(in_block_, other.in_block_);
         return *this;
     }
     ~heap() {
@@ -482,8 +506,8 @@ public:
             detail::fail();
         return static_cast<T *>(p);
     }
-    /// The root of this name. If it is not there, it is made from `arguments`: within mojim::atomically,
-    /// or a transaction that is open, as a part of that. Elsewhere it is committed at once, with all that was
+    /// The root of this name. If it is not there, it is made from `arguments`: within mojim::atomically of this
+    /// heap, or a transaction that is open, as a part of that. Elsewhere it is committed at once, with all that was
     /// stored in the heap before (with MOJIM_HEAP_EXACT: alone), so no rollback takes it away. If that
     /// commit fails it throws; the root is there then, and the next commit has it.
     template <class T, class... A> T &root(const std::string &name, A &&...arguments);
@@ -541,7 +565,7 @@ public:
     using propagate_on_container_swap = std::true_type;
     using is_always_equal = std::false_type;
 
-    allocator() : base_(mojim_heap_base(detail::in_heap ? detail::in_heap : mojim_heap_of(nullptr))) {}
+    allocator() : base_(mojim_heap_base(mojim_heap_of(nullptr))) {}
     allocator(const heap &h) : base_(mojim_heap_base(h.get())) {}
     template <class U> allocator(const allocator<U> &other) noexcept : base_(other.base()) {}
 

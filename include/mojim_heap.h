@@ -51,8 +51,8 @@ typedef struct mojim_heap mojim_heap_t;
  * heap is open, EUCLEAN where the file is no heap or is damaged, EOPNOTSUPP where
  * the volume rounds to pages (msync_rounding = "page") or shares working copies.
  *
- * While it is open its file and its memory are the heap's: mojim_rename, mojim_truncate and
- * mojim_remove of the file fail with EBUSY, mojim_unmap with EINVAL, MS_INVALIDATE with EOPNOTSUPP,
+ * While it is open its file and its memory are the heap's: mojim_map, mojim_rename, mojim_truncate and
+ * mojim_remove of the file fail with EBUSY, mojim_unmap with EINVAL, MS_INVALIDATE alone with EOPNOTSUPP,
  * mojim_map_at within its capacity with EADDRINUSE. */
 mojim_heap_t *mojim_heap_open(mojim_t *m, const char *file, size_t capacity,
                               void *address, int flags);
@@ -82,9 +82,14 @@ int mojim_free(void *p);
  * which does not hear of blocks. */
 size_t mojim_usable_size(const void *p);
 
-/* The heap in whose addresses `p` lies, or NULL. For NULL: the heap opened first, of those
- * that are open. */
+/* The heap in whose addresses p lies, or NULL. NULL as p: the heap of mojim_heap_within in this thread, else
+ * the one that was opened first; NULL if none is open. */
 mojim_heap_t *mojim_heap_of(const void *p);
+
+/* Names the heap that mojim_heap_of(NULL) gives in the calling thread from here on; NULL: none. Returns the one
+ * that was named before, to be named again at the end. A heap that was closed meanwhile is passed over. For
+ * containers that are made without a word of their heap (mojim.hpp). */
+mojim_heap_t *mojim_heap_within(mojim_heap_t *h);
 
 /* Roots: the names by which a program finds its data again. A name has 1 to 63 bytes, a heap 128
  * roots. `type`: at most 127 bytes that say what it points to, or NULL for ""; a

@@ -44,6 +44,8 @@ static void is_its_own(mojim_t *m)
     REFUSED(mojim_rename(m, "file", "own"), -1, EBUSY);
     REFUSED(mojim_truncate(m, "own", 4096), -1, EBUSY);
     REFUSED(mojim_remove(m, "own"), -1, EBUSY);
+    REFUSED(mojim_map(m, "own", 4096, 0), MAP_FAILED, EBUSY);
+    REFUSED(mojim_map_at(m, "own", 48 << 20, 0, 16 << 20, NULL), MAP_FAILED, EBUSY);
     REFUSED(mojim_unmap(base, 16 << 20), -1, EINVAL);
     REFUSED(mojim_unmap(p, 1), -1, EINVAL);
     REFUSED(mojim_msync(base, 1 << 20, MS_INVALIDATE), -1, EOPNOTSUPP);

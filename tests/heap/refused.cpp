@@ -77,6 +77,24 @@ struct Trusted { std::string name; };
 template <> struct mojim::persists<Trusted> : std::true_type {};
 struct TrustsIt { Trusted trusted; };
 struct Nothing {};
+struct Address { int zip; std::string street; };
+struct Resident { mojim::string name; Address address; }; // The unfit one is the last of the last.
+struct Later : Many {};
+struct Two { int a; std::array<Address, 2> both; };
+struct Row { int a; Address all[1]; };
+struct One { explicit One(int) {} };
+struct Full { int a[33]; One one; };
+struct Guarded {
+protected:
+    Guarded() = default;
+};
+struct Guards : Guarded { int a; mojim::string s; };
+struct Grid { int a[2][3]; mojim::string s; };
+static_assert(none_deep<Resident, mojim::vector<Resident>, Later, Two, Row>);
+static_assert(all_deep<Full, Grid>);
+#ifdef __clang__
+static_assert(all_deep<Guards>);
+#endif
 static_assert(all_deep<int, int *, Kept, const Kept, Kept[3], Outer, Tree, Bits, Either, Maybe, Built, Nothing, Trusted, TrustsIt,
                        mojim::vector<Outer>, std::pair<const int, Outer>, std::variant<int, Kept>, mojim::string>);
 static_assert(none_deep<Person, const Person, Person[2], BadTree, Derived, Many, Calls, Shares, Holder, mojim::vector<Person>,

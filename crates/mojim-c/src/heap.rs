@@ -4,6 +4,7 @@
 //! closed or foreign one is refused. The calls that take no lock run without the guard,
 //! since they neither unwind nor can be cancelled.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 
 use engine::{Error, Result};
@@ -223,11 +224,22 @@ pub extern "C-unwind" fn mojim_usable_size(p: *const c_void) -> usize {
     guard_always(0, || Ok(owner(p)?.usable(p.cast())?))
 }
 
+thread_local! {
+    /// The heap that the thread has named, or null.
+    static WITHIN: Cell<*mut MojimHeap> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// `mojim_heap_within`.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn mojim_heap_within(h: *mut MojimHeap) -> *mut MojimHeap {
+    WITHIN.replace(h)
+}
+
 /// `mojim_heap_of`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_heap_of(p: *const c_void) -> *mut MojimHeap {
     let found = match p.is_null() {
-        true => Heap::first(),
+        true => Heap::of_handle(WITHIN.get() as usize).or_else(Heap::first),
         false => Heap::of(p.cast()),
     };
     found.map_or(std::ptr::null_mut(), |h| h.handle() as *mut MojimHeap)

@@ -480,6 +480,9 @@ pub unsafe extern "C-unwind" fn mojim_map_at(
                 format!("mapping {file}: an open heap may grow to the addresses from {fixed:p} on");
             return Err(Failure(libc::EADDRINUSE, text));
         }
+        if let Mojim::Primary(v) = known {
+            check_no_heap(&Writer::of(v), &[file])?;
+        }
         // SAFETY: the caller's promise of what is at `fixed`.
         let mapping = unsafe {
             match known {
