@@ -135,13 +135,63 @@ def test_what_cannot_be_in_a_block_is_refused_before_it_begins(volume):
         with pytest.raises((TypeError, BufferError, ValueError, AttributeError)):
             with volume.atomic(wrong):
                 ran.append(wrong)
-    # What is in no region is found by the commit.
-    elsewhere = np.zeros(4)
-    with pytest.raises(mojim.Error), volume.atomic(a, elsewhere):
-        a[:] = elsewhere[:] = 3
-    assert not ran and not a.any() and not elsewhere.any()
+    assert not ran and not a.any()
     with volume.atomic(a):
         a[:] = 1
+
+
+def test_memory_that_is_no_volumes_is_refused_before_a_block_begins(config, volume):
+    """Nothing of the block has run; and a sync point says the same."""
+    a = volume.array("f", "i8", 8)
+    square = volume.array("g", "i8", (4, 4))
+    gone = volume.map("gone", 4096)
+    empty = np.zeros(0)
+    copies = [a[[0, 1]], a[a == 0], a + 1, square[:, [1]], np.zeros((4, 4))[:, 1], bytearray(8)]
+    for copy in [*copies, a[0]]:
+        for arrays in ([copy], [a, square[:, 2], copy, a]):
+            text = f"argument {len(arrays[:3])} is no memory of an attached volume: a\\[\\[.*give copies"
+            with pytest.raises(mojim.Error, match=text):
+                with volume.atomic(*arrays):
+                    pytest.fail("entered")
+            with pytest.raises(mojim.Error, match=text):
+                mojim.gmsync(*arrays)
+        with pytest.raises(mojim.Error, match="argument 1 is no memory of an attached volume"):
+            mojim.msync(copy)
+    for wrong, text in (
+        (gone, "is a Region: call its sync"), (volume, "is a Volume: call its sync"),
+        ([a, a], "is a list: give its arrays one by one"), (3, "is of type int: give an array"),
+    ):
+        for call in (lambda *w: volume.atomic(*w).__enter__(), mojim.gmsync):
+            with pytest.raises(TypeError, match="argument 2 " + text):
+                call(a, wrong)
+        with pytest.raises(TypeError, match="argument 1 " + text):
+            mojim.msync(wrong)
+    with contextlib.ExitStack() as stack, pytest.raises(mojim.Error, match="argument 1"):
+        stack.enter_context(volume.atomic(a + 1))
+    assert volume._block is None and not volume._lock.locked() and not volume._inside
+    with volume.atomic(a, empty):
+        a[1] = 1
+    mojim.msync(empty)
+    assert volume._block is None and committed(volume)[1] == 1
+
+
+def test_sizes_and_shapes_that_are_negative_are_named(volume):
+    volume.map("f", 64)
+    for call in (
+        lambda: volume.array("f", "i8", -3), lambda: volume.array("g", "i8", (2, -3)),
+        lambda: mojim.memmap("f", "i8", shape=-3, volume=volume),
+    ):
+        with pytest.raises(ValueError, match=r"shape=.*leave shape out"):
+            call()
+    with pytest.raises(ValueError, match="size=-3"):
+        volume.map("g", -3)
+    for call in (
+        lambda: volume.array("f", "i8", 2, -8), lambda: volume.map("f").array("i8", 2, -8),
+        lambda: mojim.memmap("f", "i8", offset=-8, volume=volume),
+    ):
+        with pytest.raises(ValueError, match="offset=-8"):
+            call()
+    assert "g" not in volume
 
 
 def test_nested_blocks(volume, block):

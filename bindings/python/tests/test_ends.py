@@ -350,6 +350,95 @@ def test_an_interrupt_of_a_commit_that_is_in_doubt(volume, monkeypatch, several)
     assert seen == {(KeyboardInterrupt, 0), (KeyboardInterrupt, 1), (mojim.TimedOut, 1)}
 
 
+@pytest.mark.parametrize("call", ["msync", "gmsync", "sync", "region", "block", "wait"])
+def test_an_interrupt_of_a_call_that_is_in_doubt_tells_of_it(volume, monkeypatch, call):
+    """Python raises what comes while the library waits at its next step, before our code can
+    raise the library's error: the interrupt has that as its cause."""
+    import mojim._ranges
+    import mojim._volume
+    from mojim._library import ffi, lib
+
+    a = volume.array("f", "i8", 4)
+    calls = []
+
+    class Waits:
+        def __getattr__(self, name):
+            waits = ("mojim_msync", "gmsync", "mojim_wait")
+            return self.wait if name in waits else getattr(lib, name)
+
+        def wait(self, *_):
+            calls.append(1)
+            ffi.errno = 110
+            return -1
+
+    class Behind(Interrupts):
+        """At the first step behind the call."""
+
+        def trace(self, frame, event, _):
+            if calls:
+                self.left = 1
+            return super().trace(frame, event, _)
+
+    def block():
+        with volume.atomic(a[:1]):
+            a[0] = 1
+
+    make = {
+        "msync": lambda: mojim.msync(a), "gmsync": lambda: mojim.gmsync(a[:1], a[2:]),
+        "sync": volume.sync, "region": volume.map("f").sync, "block": block,
+        "wait": lambda: volume.wait(1),
+    }[call]
+    with monkeypatch.context() as patch:
+        patch.setattr(mojim._ranges, "_msync", Waits().wait)
+        patch.setattr(mojim._ranges, "lib", Waits())
+        patch.setattr(mojim._volume, "lib", Waits())
+        sys.settrace(Behind(1 << 60).trace)
+        try:
+            with pytest.raises(KeyboardInterrupt) as e:
+                make()
+        finally:
+            sys.settrace(None)
+    assert calls == [1] and isinstance(e.value.__cause__, mojim.TimedOut)
+    assert a[0] == (call == "block") and not volume._lock.locked() and not volume._inside
+
+
+def test_a_with_that_ends_in_doubt_tells_once(config, monkeypatch):
+    """The mirror does not answer, and the detach waits for it in vain, too: one traceback."""
+    import mojim._volume
+    from mojim._library import ffi, lib
+
+    gone = set()
+
+    class Late:
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+        def mojim_detach(self, handle):
+            assert lib.mojim_detach(handle) == 0
+            gone.add(handle)
+            ffi.errno = 110
+            return -1
+
+        def mojim_usable(self, handle):
+            return 0 if handle in gone else lib.mojim_usable(handle)
+
+    monkeypatch.setattr(mojim._volume, "lib", Late())
+    doubt = mojim.TimedOut(110, "the body's")
+    interrupt = KeyboardInterrupt()
+    interrupt.__cause__ = doubt
+    for error in (doubt, interrupt):
+        with pytest.raises(type(error)) as e, mojim.attach(config, "a") as volume:
+            a = volume.array("f", "i8", 4)
+            raise error
+        assert e.value is error and not volume.attached
+        assert not a.any()
+    # After another end of the body it is news.
+    with pytest.raises(mojim.TimedOut) as e, mojim.attach(config, "a") as volume:
+        a = volume.array("f", "i8", 4)
+        raise RuntimeError
+    assert isinstance(e.value.__context__, RuntimeError)
+
+
 def test_an_interrupt_of_attach_map_and_detach(config):
     """Nothing is lost that nobody could end."""
     interrupted = 0

@@ -62,7 +62,7 @@ def test_the_volume_is_the_one_that_is_attached(volume):
 
 
 def test_without_a_volume():
-    with pytest.raises(mojim.Error, match="volume="):
+    with pytest.raises(mojim.Error, match="call mojim.attach first"):
         mojim.memmap("f", mode="w+", shape=8)
 
 

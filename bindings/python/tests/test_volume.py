@@ -68,13 +68,67 @@ def test_a_region_and_a_volume_are_the_same_again(config):
     del a, b
     region.unmap()
     assert len(volume.map("f", 101)) == 101
-    with volume:
-        pass
+    volume.detach()
     assert not volume.attached
     with mojim.attach(config, "a") as again:
         with again:
             assert again.size("f") == 101
         assert again.attached
+    assert not again.attached
+
+
+def test_a_with_ends_what_nobody_else_has_attached(config, program):
+    """A function that attaches for itself ends nothing under the feet of its caller."""
+
+    def helper(size):
+        with mojim.attach(config, "a") as v, v:
+            assert v.size("f") == size
+
+    volume = mojim.attach(config, "a")
+    a = volume.array("f", "i8", 4)
+    helper(32)
+    helper(32)
+    assert volume.attached
+    a[0] = 5
+    mojim.msync(a)
+    with volume:
+        helper(32)
+    assert volume.attached
+    del a
+    volume.detach()
+    # Within a `with` it is that one that ends it; also a `with` of what one call has attached.
+    volume = mojim.attach(config, "a")
+    with volume:
+        helper(32)
+        assert mojim.attach(config, "a") is volume and volume.attached
+    assert not volume.attached
+    with mojim.attach(config, "a") as volume:
+        helper(32)
+        assert volume.attached
+    assert not volume.attached
+    program("v = mojim.attach(config, 'a')\nassert v.array('f', 'i8')[0] == 5\n")
+
+
+def test_what_is_public_is_of_the_package():
+    for name in mojim.__all__:
+        value = getattr(mojim, name)
+        if isinstance(value, type):
+            assert value.__module__ == "mojim" and value.__qualname__ == name
+            assert pickle.loads(pickle.dumps(value)) is value
+
+
+def test_what_is_not_there_is_not_found(config):
+    for wrong in (config + "x", "a"), (config, "x"), (config, "a", "x"):
+        with pytest.raises(FileNotFoundError, match=r"no.* such|No such") as e:
+            mojim.attach(*wrong)
+        assert isinstance(e.value, mojim.NotFound) and e.value.errno == 2
+    with pytest.raises(mojim.NotFound, match="is `mojim node` running"):
+        mojim.attach_reader(config, "a")
+    # One that is there, and wrong, is something else.
+    pathlib.Path(config).write_text("cluster = 7\n")
+    with pytest.raises(mojim.Error) as wrong_type:
+        mojim.attach(config, "a")
+    assert wrong_type.value.errno == 22
 
 
 def test_what_holds_the_memory_keeps_it(config):

@@ -61,5 +61,6 @@ def __getattr__(name: str) -> Any:
     if name == "memmap":
         from ._memmap import memmap
 
+        globals()["memmap"] = memmap
         return memmap
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

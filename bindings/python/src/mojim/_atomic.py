@@ -16,13 +16,14 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ._library import Error, error, ffi
-from ._ranges import commit, runs
+from ._library import Error, error, ffi, lib
+from ._ranges import commit, refusal, runs
 
 if TYPE_CHECKING:
     from ._volume import Volume
 
 _from_buffer, _buffer, _unpack = ffi.from_buffer, ffi.buffer, ffi.unpack
+_is_region = lib.mojim_is_region
 _CHARS, _TRUE = ffi.typeof("char[]"), (True,)
 
 
@@ -107,6 +108,14 @@ class Atomic:
             if self.without is None:
                 self.without = []
             self.without.append(run)
+            try:
+                run.begin()
+            except BaseException:
+                # Nobody calls its exit (contextlib.ExitStack does not, either).
+                self.without.remove(run)
+                run.end(last=True)
+                raise
+            return
         run.begin()
 
     def _leave(self, kind: Any, value: Any, traceback: Any) -> None:
@@ -156,14 +165,24 @@ class Atomic:
         for array in self.arrays:
             try:
                 data = _from_buffer(_CHARS, array, True)
-            except (BufferError, ValueError):
+            except (TypeError, BufferError, ValueError) as e:
                 # It has gaps, or a type that has no buffer.
-                if not array.flags.writeable:
+                self.refuse(array)
+                if isinstance(e, TypeError) or not array.flags.writeable:
                     raise
                 saved += [((at, n), _unpack(at, n), array) for at, n in runs(array)]
             else:
                 length = len(data)
+                if length and not _is_region(data):
+                    self.refuse(array)
                 saved.append(((data, length), _unpack(data, length), None))
+
+    def refuse(self, array: Any) -> None:
+        """Fails if this argument is no memory of a volume."""
+        n = next(n for n, a in enumerate(self.arrays, 1) if a is array)
+        refused = refusal(array, n)
+        if refused is not None:
+            raise refused from None
 
     def mend(self) -> None:
         self.volume._mend()

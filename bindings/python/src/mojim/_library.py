@@ -5,13 +5,14 @@ Owns the mapping from errno to the exceptions. `_abi.py` is made by `declaration
 
 import errno
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _abi
 
 ffi: Any = _abi.ffi
 CREATE, RDONLY, SHARED, ATOMIC = 0x00800000, 0x00400000, 0x00200000, 0x02000000
 MS_ASYNC, MS_INVALIDATE, MS_SYNC = 1, 2, 4
+_T = TypeVar("_T", bound=type)
 
 
 def _open() -> Any:
@@ -30,28 +31,42 @@ lib: Any = _open()
 __version__: str = ffi.string(lib.mojim_version()).decode()
 
 
+def public(kind: _T) -> _T:
+    """A class, as one of the package: that is where a program finds it."""
+    kind.__module__ = "mojim"
+    return kind
+
+
+@public
 class Error(OSError):
     """A call of Mojim failed: ``errno`` is the number of include/mojim.h, ``strerror`` the
     library's text, which says what failed, where, and what to do."""
 
 
+@public
 class Busy(Error):
     """Another process is attached (EBUSY), or the file is mapped in a way that excludes this."""
 
 
+@public
 class NotFound(Error, FileNotFoundError):
-    """There is no such file, node or volume (ENOENT)."""
+    """There is no such file, node, volume or configuration (ENOENT)."""
 
 
+@public
 class Stale(Error):
     """Another node is the primary now (ESTALE): nothing can be committed here any more."""
 
 
+@public
 class TimedOut(Error, TimeoutError):
-    """No acknowledgement in time (ETIMEDOUT). The commit is in doubt: it is there whole, or not
-    at all. Its bytes stay in memory and count as changed; commit again."""
+    """No acknowledgement in time (ETIMEDOUT): 10 seconds, unless the volume's configuration says
+    otherwise. The commit is in doubt: it is there whole, or not at all. Its bytes stay in memory
+    and count as changed; commit again. An interrupt (Ctrl-C) that came meanwhile is raised in
+    place of it, and has it as its ``__cause__``."""
 
 
+@public
 class Torn(Error):
     """A rollback failed (``__cause__`` says why; ``errno`` is its number), so that the memory may
     hold a part of an atomic block. Nothing of the volume can be committed until a rollback
@@ -73,7 +88,11 @@ def error(number: int, text: str) -> Error:
 
 def last_error() -> Error:
     """The exception of the call that failed just now in this thread."""
-    number = ffi.errno
+    return failure(ffi.errno)
+
+
+def failure(number: int) -> Error:
+    """The same, of which the errno is known."""
     return error(number, ffi.string(lib.mojim_last_error()).decode(errors="replace"))
 
 

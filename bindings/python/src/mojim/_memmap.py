@@ -7,20 +7,20 @@ other processes, which would map the file past its volume.
 from __future__ import annotations
 
 import errno
-import math
 import os
 from typing import Any, Literal
 
 import numpy
 
-from ._library import error, last_error, lib
+from ._library import error, last_error, lib, public
 from ._ranges import msync
-from ._volume import Volume, _plain, the_only
+from ._volume import Volume, _plain, _size, the_only
 
 Mode = Literal["r", "c", "r+", "w+", "readonly", "copyonwrite", "readwrite", "write"]
 _MODES = {"readonly": "r", "copyonwrite": "c", "readwrite": "r+", "write": "w+"}
 
 
+@public
 class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
     """An array over a file of a volume, without a copy; arguments as of ``numpy.memmap``.
 
@@ -28,7 +28,8 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
     a ``shape`` beyond its end it grows); ``"w+"``, a file that is made, or filled with zeros (a
     longer one is cut at once, and durably: only the zeros wait for the first flush; :class:`Busy`
     while there are arrays of a longer one); ``"c"``, a copy in memory, of which nothing is kept.
-    ``volume``: where the file is; may be left out where one volume is attached.
+    ``volume``: where the file is; may be left out where one volume is attached. The file's name is
+    one in the volume, and no path of the system.
 
     >>> a = mojim.memmap("data", dtype="f4", mode="w+", shape=(3, 4))
     >>> a[1] = 2.5
@@ -62,7 +63,7 @@ class memmap(numpy.ndarray[Any, numpy.dtype[Any]]):  # noqa: N801, as numpy's
         size = None
         if shape is not None:
             shape = shape if isinstance(shape, tuple) else (shape,)
-            size = offset + kind.itemsize * math.prod(map(int, shape))
+            size = _size(kind, shape, offset)
         if mode_ in ("r", "c") and size is not None and size > volume.size(file):
             raise ValueError("the file is shorter than offset and shape say")
         if mode_ == "w+":

@@ -11,7 +11,7 @@ from itertools import repeat, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ._library import MS_ASYNC, MS_SYNC, Error, ffi, last_error, lib
+from ._library import MS_ASYNC, MS_SYNC, Error, error, failure, ffi, lib
 
 if TYPE_CHECKING:
     from ._volume import Volume
@@ -73,25 +73,63 @@ def pieces(address: Any, length: int) -> list[tuple[Any, int]]:
     return [(base + start, min(PIECE, length - start)) for start in starts]
 
 
+def refusal(argument: Any, n: int) -> Exception | None:
+    """Why the n-th argument of a sync point cannot be one; None for memory of a volume."""
+    from ._volume import Region, Volume
+
+    kind = type(argument).__name__
+    if isinstance(argument, (Region, Volume)):
+        way = "call its sync(), or give its view() or array()"
+        way = way if isinstance(argument, Region) else "call its sync()"
+        return TypeError(f"argument {n} is a {kind}: {way}")
+    if isinstance(argument, (list, tuple)):
+        return TypeError(f"argument {n} is a {kind}: give its arrays one by one: *arrays")
+    try:
+        found = runs(argument)
+    except (TypeError, BufferError, ValueError):
+        text = f"argument {n} is of type {kind}: give an array, a slice of one, or a memoryview"
+        return TypeError(text)
+    if not found or found[0][1] == 0 or lib.mojim_is_region(found[0][0]):
+        return None
+    text = (
+        f"argument {n} is no memory of an attached volume: a[[...]], a[mask], a[0] and arithmetic "
+        "give copies; an array kept after detach is one"
+    )
+    return error(errno.EINVAL, text)
+
+
+def call(results: list[Any], function: Any, *arguments: Any) -> None:
+    """Calls a function of the library; raises its error. Puts the result, with its errno, into
+    ``results`` in the same step (as `once` does). An interrupt that came while it ran is raised
+    in place of the error, which is its cause then."""
+    try:
+        results.extend(zip(starmap(function, (arguments,)), _errnos))
+        if results[0][0] != 0:
+            raise failure(results[0][1])
+    except Error:
+        raise
+    except BaseException as interrupt:
+        if results and results[0][0] != 0:
+            raise interrupt from failure(results[0][1])
+        raise
+
+
 def commit(
     ranges: Sequence[tuple[Any, int]], results: list[Any], flags: int = MS_SYNC
 ) -> None:
-    """Commits ranges together. Puts the call's result, with its errno, into ``results`` in the
-    same step (as `once` does)."""
+    """Commits ranges together, by one `call`."""
     if torn:
         refuse_torn(ranges)
     address, length = ranges[0] if len(ranges) == 1 else (None, 0)
     if length:
-        results.extend(zip(starmap(_msync, ((address, length, flags),)), _errnos))
+        call(results, _msync, address, length, flags)
     else:
         parts = [p for r in ranges for p in pieces(*r)]
         if parts:
             inputs = ffi.new("struct msync_input[]", parts)
-            results.extend(zip(starmap(lib.gmsync, ((inputs, len(parts), flags),)), _errnos))
+            call(results, lib.gmsync, inputs, len(parts), flags)
         else:
             results.append((0, 0))
-    if results[0][0] != 0:
-        raise last_error()
 
 
 def msync(array: Any, wait: bool = True) -> None:
@@ -103,24 +141,37 @@ def msync(array: Any, wait: bool = True) -> None:
     >>> accounts[1:3] = 7
     >>> mojim.msync(accounts[1:3])
 
-    An interrupt (Ctrl-C) takes effect after the commit. :class:`Error` where the memory is in no
-    region."""
+    An interrupt (Ctrl-C) takes effect after the commit; see :class:`TimedOut`. :class:`Error` where
+    the memory is no volume's: what ``a[[0, 1]]``, ``a[mask]`` and ``a[0]`` give is a copy."""
     flags = MS_SYNC if wait else MS_ASYNC
     try:
-        data = _from_buffer(array)
-    except (BufferError, ValueError):
-        commit(runs(array), [], flags)
-        return
-    length = len(data)
-    if torn:
-        refuse_torn([(data, length)])
-    if length and _msync(data, length, flags) != 0:
-        raise last_error()
+        try:
+            data = _from_buffer(array)
+        except (BufferError, ValueError):
+            commit(runs(array), [], flags)
+            return
+        length = len(data)
+        if torn:
+            refuse_torn([(data, length)])
+        if length:
+            call([], _msync, data, length, flags)
+    except (Error, TypeError, BufferError, ValueError):
+        refused = refusal(array, 1)
+        if refused is None:
+            raise
+        raise refused from None
 
 
 def gmsync(*arrays: Any) -> None:
     """Commits several arrays, slices or memoryviews of one volume, atomically together."""
-    commit([r for a in arrays for r in runs(a)], [])
+    try:
+        commit([r for a in arrays for r in runs(a)], [])
+    except (Error, TypeError, BufferError, ValueError):
+        for n, array in enumerate(arrays, 1):
+            refused = refusal(array, n)
+            if refused is not None:
+                raise refused from None
+        raise
 
 
 def last_lsn() -> int:

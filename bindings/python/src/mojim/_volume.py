@@ -14,14 +14,15 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._atomic import Atomic, Turn
 from ._library import ATOMIC, CREATE, MS_ASYNC, MS_INVALIDATE, MS_SYNC, RDONLY, SHARED
-from ._library import Busy, Error, NotFound, Stale, Torn, error, ffi, last_error, lib, once
-from ._ranges import commit, pieces, refuse_torn, torn
+from ._library import Busy, Error, NotFound, Stale, TimedOut, Torn
+from ._library import error, ffi, last_error, lib, once, public
+from ._ranges import call, commit, pieces, refuse_torn, torn
 
 if TYPE_CHECKING:
     import numpy
@@ -43,6 +44,22 @@ def _plain(dtype: DTypeLike) -> numpy.dtype[Any]:
     return kind
 
 
+def _size(kind: numpy.dtype[Any], shape: Any, offset: int) -> int:
+    """Where an array of this shape ends in its file."""
+    dimensions = [int(n) for n in (shape if isinstance(shape, tuple) else (shape,))]
+    if min(dimensions, default=0) < 0:
+        text = "a dimension cannot be negative; leave shape out for all of a file that is there"
+        raise ValueError(f"shape={shape}: {text}")
+    _not_negative("offset", offset)
+    return offset + kind.itemsize * math.prod(dimensions)
+
+
+def _not_negative(name: str, value: int | None) -> None:
+    if value is not None and value < 0:
+        raise ValueError(f"{name}={value}: it cannot be negative")
+
+
+@public
 class Region:
     """A file of a volume in memory: all of it, from its start. Made by :meth:`Volume.map`.
 
@@ -118,6 +135,7 @@ class Region:
         import numpy
 
         kind = _plain(dtype)
+        _not_negative("offset", offset)
         if shape is None:
             shape = (self.size - offset) // kind.itemsize
         memory: Any = self._export()
@@ -150,8 +168,7 @@ class Region:
         address, length = self._range(start, stop)
         if torn:
             refuse_torn([(address, length)])
-        if lib.mojim_msync(address, length, MS_SYNC if wait else MS_ASYNC) != 0:
-            raise last_error()
+        call([], lib.mojim_msync, address, length, MS_SYNC if wait else MS_ASYNC)
 
     def rollback(self, start: int = 0, stop: int | None = None) -> None:
         """Puts the bytes back to what was committed last. May take hundreds of milliseconds
@@ -166,11 +183,14 @@ class Region:
         self.volume._unmap(self)
 
 
+@public
 class Volume:
     """An attached volume. Made by :func:`mojim.attach`; any thread may use it.
 
-    As a context manager it is detached at the end of the outermost ``with``. Arrays that are
-    still alive then are copies from then on: they take memory, can be read on, and nothing that
+    As a context manager it is detached at the end of the outermost ``with``; not if
+    :func:`mojim.attach` has returned it again outside of all of them: it is others' then, too, and
+    stays attached until :meth:`detach`, or the end of the process. Arrays that are still alive when
+    it is detached are copies from then on: they take memory, can be read on, and nothing that
     is stored to them is kept. (A reader's, and those of a volume that another process shares,
     are no copies: they go on following what is committed, and where that cuts the file, what lies
     behind its end cannot be read any more: SIGBUS ends the process.)
@@ -185,6 +205,8 @@ class Volume:
         self._state = threading.RLock()
         self._regions: dict[str, Region] = {}
         self._entered = 0
+        # Whether somebody was given it again while nobody was in a `with`: no `with` ends it.
+        self._kept = False
         # From the beginning of a rollback of everything until it succeeds (`_ranges.torn`).
         self._torn = False
         # Of atomic blocks: one thread at a time, and its innermost block.
@@ -230,6 +252,7 @@ class Volume:
         ``shared``: a working copy that other processes of this node can map, too
         (:func:`mojim.join`)."""
         file = os.fsdecode(file)
+        _not_negative("size", size)
         with self._state:
             handle = self._alive()
             region = self._regions.get(file)
@@ -328,8 +351,7 @@ class Volume:
         kind = _plain(dtype)
         size = None
         if shape is not None:
-            dimensions = shape if isinstance(shape, tuple) else (shape,)
-            size = offset + kind.itemsize * math.prod(map(int, dimensions))
+            size = _size(kind, shape, offset)
         return self.map(file, size, create).array(kind, shape, offset, order)
 
     def _unmap(self, region: Region) -> None:
@@ -359,13 +381,20 @@ class Volume:
             text = f"{e}: {region.size} bytes are mapped, and another size needs another mapping"
             raise error(errno.EBUSY, text) from None
 
-    def _require_unheld(self, regions: list[Region]) -> None:
-        if any(r._is_held() for r in regions):
+    def _held(self, regions: Iterable[Region]) -> list[Region]:
+        """Those of which there are arrays or views."""
+        held = [r for r in regions if r._is_held()]
+        if held:
             # What is unreachable, but in a cycle, holds nothing.
             gc.collect()
-            held = [r.name for r in regions if r._is_held()]
-            if held:
-                raise BufferError(f"there are arrays or views of {', '.join(held)}")
+            held = [r for r in held if r._is_held()]
+        return held
+
+    def _require_unheld(self, regions: Iterable[Region]) -> None:
+        held = [r.name for r in self._held(regions)]
+        if held:
+            text = f"there are arrays or views of {', '.join(held)}"
+            raise BufferError(f"{text} (in an interactive session _ may be one)")
 
     # ---- sync points ------------------------------------------------------
 
@@ -466,8 +495,7 @@ class Volume:
     def wait(self, lsn: int) -> None:
         """Waits until everything up to this number is acknowledged as the mode says; for a
         reader, until it is shown (30 seconds at most)."""
-        if lib.mojim_wait(self._alive(), lsn) != 0:
-            raise last_error()
+        call([], lib.mojim_wait, self._alive(), lsn)
 
     def shown(self) -> int:
         """For a reader: the number of what its regions show."""
@@ -521,7 +549,7 @@ class Volume:
         with self._state:
             if self._handle is not None:
                 if self.attached:
-                    self._require_unheld(list(self._regions.values()))
+                    self._require_unheld(self._regions.values())
                 self._end(lib.mojim_detach)
 
     def _end(self, how: Any) -> None:
@@ -534,13 +562,14 @@ class Volume:
                 # Nobody uses the handle while it goes, or if this is interrupted behind it.
                 self._handle = None
                 # A child made by fork has nothing to end.
-                how = how if lib.mojim_usable(handle) == 1 else int
-                if once(done, how, handle if how is not int else 0) != 0:
-                    raise last_error()
+                if lib.mojim_usable(handle) == 1:
+                    call(done, how, handle)
+                else:
+                    done.append((0, 0))
             finally:
                 # Where it fails, the regions may be gone, or some of them; then there is
                 # nothing behind their addresses.
-                failed = done != [0]
+                failed = not done or done[0][0] != 0
                 for name, region in list(self._regions.items()):
                     if not failed or not lib.mojim_is_region(region._base):
                         region._base = None
@@ -565,16 +594,21 @@ class Volume:
     ) -> None:
         with self._state:
             self._entered -= 1
-            if self._entered > 0 or self._handle is None:
+            if self._entered > 0 or self._kept or self._handle is None:
                 return
+            # The memory stays for those who hold it.
+            held = self._held(self._regions.values()) if self.attached else []
+            left = [lib.mojim_leave_memory(r._base) for r in held]
             try:
-                self.detach()
-            except BufferError:
-                # The memory stays for those who hold it.
-                held = [r._base for r in self._regions.values() if r._is_held()]
-                left = [lib.mojim_leave_memory(base) for base in held]
                 # Where another process commits, there are no copies.
                 self._end(lib.mojim_finish if any(left) else lib.mojim_detach)
+            except TimedOut:
+                # The same once more says nothing.
+                told = isinstance(value, TimedOut) or isinstance(
+                    getattr(value, "__cause__", None), TimedOut
+                )
+                if not told or self._handle is not None:
+                    raise
 
 
 # ---- which volumes this process has attached -------------------------------------
@@ -610,20 +644,33 @@ def _attach(how: str, config: Any, node: str, volume: str | None) -> Volume:
     given = (os.fsencode(config), node.encode(), ffi.NULL if volume is None else volume.encode())
     path = ffi.new("char[]", 4096)
     if lib.mojim_directory(*given, path, 4096) < 0:
-        raise last_error()
+        wrong = last_error()
+        text = str(wrong.strerror)
+        missing = (f"`node.{node}`: there is no such", f"`volume.{volume}`: there is no such")
+        if any(m in text for m in (*missing, os.strerror(errno.ENOENT) + " (os error 2)")):
+            raise error(errno.ENOENT, text)
+        raise wrong
     directory = os.fsdecode(ffi.string(path))
     with _attaching:
         there = _volumes.get(directory)
-        if there is not None and there._handle is not None:
-            if there._how != how:
-                text = f"the volume in {directory} is attached already, by mojim.{there._how}"
-                raise error(errno.EBUSY, text)
-            return there
+        if there is not None:
+            with there._state:
+                if there._handle is not None:
+                    if there._how != how:
+                        by = f"by mojim.{there._how}"
+                        text = f"the volume in {directory} is attached already, {by}"
+                        raise error(errno.EBUSY, text)
+                    there._kept |= there._entered == 0
+                    return there
         made: list[Any] = []
         try:
             handle = once(made, function, *given)
             if handle == ffi.NULL:
-                raise last_error()
+                wrong = last_error()
+                if how == "attach_reader" and wrong.errno in (errno.ENOENT, errno.ECONNREFUSED):
+                    text = f"{wrong.strerror}: is `mojim node` running, for node {node}?"
+                    raise error(wrong.errno, text)
+                raise wrong
             there = Volume(handle, directory, how)
             _volumes[directory] = there
             return there
@@ -670,6 +717,8 @@ def join(config: str | os.PathLike[str], node: str, volume: str | None = None) -
 def the_only() -> Volume:
     """The volume that is attached, where there is just one."""
     volumes = [v for v in _volumes.values() if v._handle is not None]
+    if not volumes:
+        raise error(errno.EINVAL, "no volume is attached: call mojim.attach first")
     if len(volumes) != 1:
         raise error(errno.EINVAL, f"{len(volumes)} volumes are attached: say which, by volume=")
     return volumes[0]
