@@ -685,8 +685,9 @@ def attach(config: str | os.PathLike[str], node: str, volume: str | None = None)
     """Attaches this process to a volume, as its primary, on a node of a configuration file.
 
     ``volume`` may be left out where there is only one. A volume that this process has attached
-    already is returned as it is, so a notebook's cell can run again. Waits for what is needed
-    (the mirror, say); an interrupt takes effect after that.
+    already is returned as it is, so a notebook's cell can run again; a ``with`` of it then leaves it
+    attached. Waits for what is needed: for a mirror that does not answer ten seconds, unless the
+    configuration says otherwise. An interrupt takes effect after that.
 
     >>> volume = mojim.attach(config, "a")
     >>> n = volume.array("runs", "i8", 1)
@@ -697,20 +698,23 @@ def attach(config: str | os.PathLike[str], node: str, volume: str | None = None)
 
     :class:`Busy`: another process is attached, or this one in another way (as a reader, say).
     :class:`Stale`: another node is the primary.
-    :class:`TimedOut`: the mirror does not answer. :class:`NotFound`: no such node or volume.
+    :class:`TimedOut`: the mirror does not answer. :class:`NotFound`: no such configuration,
+    node or volume.
     """
     return _attach("attach", config, node, volume)
 
 
 def attach_reader(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
     """Attaches as a reader, on a node that follows the primary (its mirror or a backup): regions
-    are read-only, and follow by themselves, one whole sync point after the other."""
+    are read-only, and follow by themselves, one whole sync point after the other. The daemon of
+    that node (``mojim node``) has to run."""
     return _attach("attach_reader", config, node, volume)
 
 
 def join(config: str | os.PathLike[str], node: str, volume: str | None = None) -> Volume:
     """Attaches, or shares the volume with the process of this node that has it, if that one
-    shares it (``working = "shared"``, or it joined, too)."""
+    shares it (``working = "shared"``, or it joined, too). If that one has it for itself, waits
+    some seconds for it to end or to share it; :class:`Busy` then."""
     return _attach("join", config, node, volume)
 
 
