@@ -146,7 +146,8 @@ impl Cluster {
                 ill == WAITS || ill == ("a", "copy")
             };
             let only = said.ills.iter().all(known);
-            (has_looked && only).then(|| said.holds(&WAITS))
+            // A copy that a full disk kept closed is opened by a program, too, as the status says.
+            (has_looked && only).then(|| said.holds(&WAITS) || said.holds(&("a", "copy")))
         })
     }
 
