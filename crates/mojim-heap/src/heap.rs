@@ -39,6 +39,8 @@ mod tests;
 
 /// Bytes of addresses that a heap reserves where the program does not say.
 pub const DEFAULT_CAPACITY: usize = 64 << 30;
+/// The least there is: a heap's first chunk.
+pub const LEAST_CAPACITY: usize = FIRST as usize;
 /// How often a heap that a reader opens is read, before damage counts as that.
 const READS: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(20);
@@ -1416,7 +1418,7 @@ fn new_head(options: &HeapOptions) -> Result<HeapHead> {
         0 => DEFAULT_CAPACITY,
         c => c.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX),
     };
-    let capacity = capacity.max(FIRST as usize);
+    let capacity = capacity.max(LEAST_CAPACITY);
     let base = match options.address {
         0 => choose(capacity)?,
         a => a,

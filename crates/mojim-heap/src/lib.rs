@@ -27,7 +27,7 @@ pub use cache::{free as free_cached, malloc as malloc_cached, set_open};
 #[doc(hidden)]
 pub use check::blocks;
 pub use check::{ClassReport, HeapReport, check, check_file};
-pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions, HeldRoot};
+pub use heap::{Block, DEFAULT_CAPACITY, Heap, HeapOptions, HeldRoot, LEAST_CAPACITY};
 pub use mojim_format::heap::{ALLOCATED, FREE};
 pub use moved::{Moved, move_heap};
 #[doc(hidden)]

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use engine::{Error, Result};
-use mojim_heap::{ALLOCATED, Block, FREE, HeapOptions};
+use mojim_format::heap::ALIGNMENT;
+use mojim_heap::{ALLOCATED, Block, FREE, HeapOptions, LEAST_CAPACITY};
 
 use crate::alone::alone;
 use crate::attached::{Attached, Mapped};
@@ -22,11 +23,6 @@ use crate::volume::Volume;
 
 /// Bytes in front of a block's values: the type's tag, and how many they are.
 pub(crate) const HEAD: usize = 16;
-
-/// Addresses are given to heaps in units of so many bytes.
-const UNIT: usize = 1 << 20;
-/// The smallest heap.
-const LEAST: usize = 16 << 20;
 
 /// A heap in a file of a volume: what lies in it is there in the next run, and on the mirror.
 ///
@@ -142,8 +138,8 @@ impl Heap {
     /// Those of [`Heap::open`]; [`Error::Invalid`] for other numbers.
     pub fn open_at(volume: &Volume, file: &str, capacity: usize, address: usize) -> Result<Heap> {
         alone("opening a heap")?;
-        let is_right = |n: usize, least| n == 0 || n.is_multiple_of(UNIT) && n >= least;
-        if !is_right(capacity, LEAST) || !is_right(address, UNIT) {
+        let is_right = |n: usize, least| n == 0 || n.is_multiple_of(ALIGNMENT) && n >= least;
+        if !is_right(capacity, LEAST_CAPACITY) || !is_right(address, ALIGNMENT) {
             return Err(Error::Invalid(format!(
                 "heap {file}: {capacity} bytes at {address:#x}: both are multiples of 1 MiB, or 0, and it has at least 16 MiB"
             )));
