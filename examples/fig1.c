@@ -5,7 +5,7 @@
  * lies in a volume's directory. Run it with
  *
  *     cc examples/fig1.c -Iinclude -Ltarget/release -lmojim -Wl,-rpath,$PWD/target/release -o fig1
- *     mojim run --preload ... -- ./fig1 <directory of the volume>/mmapfile
+ *     mojim run ... -- ./fig1 <directory of the volume>/mmapfile
  */
 #define _GNU_SOURCE
 #define MOJIM_NO_STRUCT /* the figure declares struct msync_input itself */

@@ -24,6 +24,7 @@ mod heap;
 mod heard;
 mod interval;
 mod keys;
+mod linked;
 mod log;
 mod mount;
 mod mount_helper;

@@ -1,20 +1,21 @@
-//! `mojim run`: an unmodified program whose files in a volume's directory are
-//! Mojim's.
+//! `mojim run`: a program whose files in a volume's directory are Mojim's, by a mount over that
+//! directory, or by Mojim's libraries in the program.
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::sync::{Arc, Mutex};
 
-use mojim_config::{Failover, Node, Volume};
+use mojim_config::{Config, Failover, Node, Volume};
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
+use crate::linked;
 use crate::namespace::{Namespace, below};
 use crate::program;
-use crate::runs_mount::{LATER, Pause, RunsMount, Settings};
+use crate::runs_mount::{Device, Pause, RunsMount, Settings};
 use crate::supervise;
 
 /// The libraries that are put before the program, in this order.
@@ -34,7 +35,8 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// This needs FUSE (/dev/fuse) and the right to mount: as root, or with the program fusermount3 and
 /// user namespaces.
 ///
-/// With --preload nothing is mounted. Instead Mojim's libraries are loaded into the program: the files
+/// With --preload, and for a program that is linked with libmojim.so (--mount prevents that), nothing is
+/// mounted: the program may attach the volume itself. Mojim's libraries are loaded into the program: the files
 /// that it maps in the directory are the volume's memory in its own process, and msync takes a
 /// fraction of the time. But part of what a program may do with files is refused then, and what it
 /// does past the C library is not seen. LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and
@@ -50,7 +52,9 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// that stops: their files would stay dead for them. The next `mojim run` mounts the volume again, and
 /// says what had happened.
 ///
-/// Becomes the program; its exit code is the program's. Where the volume's views change by themselves
+/// It stays while the program runs, passes on SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2, and
+/// takes the program along when it is killed. Its exit code is the program's, or 128 and the number of
+/// the signal that ended the program, which standard error says then. Where the volume's views change by themselves
 /// (`failover = "automatic"`), it waits until this node is the volume's primary, then starts the
 /// program, ends it when the node no longer is, and waits again. What it waits for, where and since
 /// when it says on standard error after a second.
@@ -73,8 +77,12 @@ pub struct Run {
     #[command(flatten)]
     settings: Settings,
     /// Load Mojim's libraries into the program, instead of mounting the volume.
-    #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "mount"])]
     preload: bool,
+    /// Mount the volume for a program that is linked with libmojim.so, too, as --atomic and
+    /// --commit-interval do.
+    #[arg(long, conflicts_with_all = ["read", "allow_unguarded"])]
+    mount: bool,
     /// Read on a node that follows, instead of being the volume's primary; by the libraries.
     #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
     read: bool,
@@ -87,9 +95,52 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs it; returns only if the program could not be started.
+    /// Runs it to its end.
     pub fn run(self) -> Done {
         let config = load(&self.config)?;
+        let (node, volume) = self.place(&config)?;
+        let directory = mojim_replica::layout::data_dir(node, &volume.name);
+        mojim_linux::trust::make(&directory)
+            .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
+        let config_file = std::fs::canonicalize(&self.config)?;
+        let (program, args) = self.command.split_first().expect("clap requires one");
+        let mut command = Command::new(program);
+        command.args(args);
+        let mount = RunsMount::of(&config_file, node, volume);
+        let mounts = !self.by_libraries();
+        let target = Arc::new(Mutex::new(((0, 0), CString::default())));
+        if mounts {
+            enter(&mut command, &mount, &directory, &target)?;
+        } else {
+            self.preload_into(&mut command, &config_file, node, volume)?;
+        }
+        let mut prepare = |pause: &mut Pause| {
+            if !mounts {
+                // Readers have nothing to do with it.
+                let ended = if self.read {
+                    Ok(())
+                } else {
+                    mount.await_end(pause)
+                };
+                return ended.map(|()| None);
+            }
+            let held = mount.ensure(&self.settings, pause)?;
+            *target.lock().expect("no thread panics") = (held.device, below(&held.id));
+            Ok(Some(held))
+        };
+        let why = |status: ExitStatus| match mounts {
+            true => mount.failed().or_else(|| beyond(status)),
+            false => None,
+        };
+        if !self.read && volume.failover == Failover::Automatic {
+            let file = &self.config;
+            return supervise::run(command, &mut prepare, &why, &config, file, node, volume);
+        }
+        supervise::once(command, &mut prepare, &why, &volume.name)
+    }
+
+    /// The node and the volume.
+    fn place<'a>(&self, config: &'a Config) -> Result<(&'a Node, &'a Volume), Failure> {
         let volume = config.volume(self.volume.as_deref())?;
         let node = config.node(&self.name)?;
         if !volume.data_nodes().contains(&node.name.as_str()) {
@@ -103,60 +154,16 @@ impl Run {
         if !self.read {
             config.check_media(&node.name)?;
         }
-        let directory = mojim_replica::layout::data_dir(node, &volume.name);
-        mojim_linux::trust::make(&directory)
-            .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
-        let config_file = std::fs::canonicalize(&self.config)?;
-        let (program, args) = self.command.split_first().expect("clap requires one");
-        let mut command = Command::new(program);
-        command.args(args);
-        let by_libraries = self.preload || self.read || self.allow_unguarded;
-        let mount = match by_libraries {
-            true => {
-                self.preload_into(&mut command, &config_file, node, volume)?;
-                None
-            }
-            false => Some(RunsMount::of(&config_file, node, volume)),
-        };
-        let target = Arc::new(Mutex::new(((0, 0), CString::default())));
-        if let Some(mount) = &mount {
-            let namespace = Namespace::new(&mount.at(), &std::fs::canonicalize(&directory)?)?;
-            let target = target.clone();
-            // SAFETY: `enter` makes system calls only, on what was prepared; the lock is free, since
-            // who starts a program holds it at no other time.
-            unsafe {
-                command.pre_exec(move || {
-                    let target = target.lock().expect("free");
-                    namespace.enter(target.0, &target.1)
-                });
-            }
-        }
-        let mut prepare = |pause: &mut Pause| {
-            let Some(mount) = &mount else {
-                return Ok(None);
-            };
-            let held = mount.ensure(&self.settings, pause)?;
-            *target.lock().expect("no thread panics") = (held.device, below(&held.id));
-            Ok(Some(held))
-        };
-        if !self.read && volume.failover == Failover::Automatic {
-            let why = || mount.as_ref().and_then(RunsMount::failed);
-            let file = &self.config;
-            return supervise::run(command, &mut prepare, &why, &config, file, node, volume);
-        }
-        let mut pause = |time| {
-            std::thread::sleep(time);
-            false
-        };
-        let _held = prepare(&mut pause).map_err(|f| match f.code {
-            LATER => Failure { code: 1, ..f },
-            _ => f,
-        })?;
-        let e = command.exec();
-        Err(Failure::not_started(
-            &e,
-            format!("running {}: {e}", program.to_string_lossy()),
-        ))
+        Ok((node, volume))
+    }
+
+    /// Whether the program has Mojim's libraries, and nothing is mounted. A program that is linked with
+    /// one of them may attach the volume, which a mount would have.
+    fn by_libraries(&self) -> bool {
+        let asked = self.preload || self.read || self.allow_unguarded;
+        let mounts = self.mount || self.settings != Settings::default();
+        let linked = || with_found(&self.command[0], |p| linked::with_libmojim(&path_of(p)));
+        asked || !mounts && linked().unwrap_or(false)
     }
 
     /// Has the libraries loaded into the program.
@@ -199,19 +206,56 @@ impl Run {
     }
 }
 
-/// Refuses a program that would run without the libraries.
-fn check_program(program: &OsStr) -> Result<(), Failure> {
+/// Has the program started where the volume's directory is the mount. `target` is what has to be
+/// mounted by then.
+fn enter(
+    command: &mut Command,
+    mount: &RunsMount,
+    directory: &Path,
+    target: &Arc<Mutex<(Device, CString)>>,
+) -> Result<(), Failure> {
+    let namespace = Namespace::new(&mount.at(), &std::fs::canonicalize(directory)?)?;
+    let target = target.clone();
+    // SAFETY: `enter` makes system calls only, on what was prepared; the lock is free, since
+    // who starts a program holds it at no other time.
+    unsafe {
+        command.pre_exec(move || {
+            let target = target.lock().expect("free");
+            namespace.enter(target.0, &target.1)
+        });
+    }
+    Ok(())
+}
+
+/// What a person may not know of this signal.
+fn beyond(status: ExitStatus) -> Option<String> {
+    let text = "a load or store beyond the end of a mapped file, perhaps: in a mount a mapping does not \
+                make its file longer, with --preload it does";
+    (status.signal() == Some(libc::SIGBUS)).then(|| text.to_owned())
+}
+
+/// What `f` makes of the program's file; None if there is none, which the start reports.
+fn with_found<T>(program: &OsStr, f: impl FnOnce(&CStr) -> T) -> Option<T> {
     let c_string = |s: &OsStr| CString::new(s.as_bytes()).ok();
     let path = std::env::var_os("PATH").and_then(|p| c_string(&p));
     let mut place = [0; libc::PATH_MAX as usize];
     let name = c_string(program).unwrap_or_default();
-    match program::find(&name, path.as_deref(), &mut place) {
-        Some(found) => program::check(libc::AT_FDCWD, found).map_err(|refused| Failure {
+    program::find(&name, path.as_deref(), &mut place).map(f)
+}
+
+fn path_of(found: &CStr) -> PathBuf {
+    OsStr::from_bytes(found.to_bytes()).into()
+}
+
+/// Refuses a program that would run without the libraries.
+fn check_program(program: &OsStr) -> Result<(), Failure> {
+    let checked = with_found(program, |found| {
+        program::check(libc::AT_FDCWD, found).map_err(|refused| Failure {
             code: 126,
             text: refused.text(found),
-        }),
-        None => Ok(()), // the start reports that
-    }
+        })
+    });
+    checked.unwrap_or(Ok(()))
 }
 
 /// Where the libraries are.

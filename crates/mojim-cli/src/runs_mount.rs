@@ -219,6 +219,34 @@ impl RunsMount {
         }
     }
 
+    /// Waits until the mount has ended that nobody uses any more: a process of the volume's own needs
+    /// the node's copy.
+    ///
+    /// # Errors
+    /// Programs use it; [`GIVEN_UP`] if `pause` says so.
+    pub fn await_end(&self, pause: &mut Pause) -> Result<(), Failure> {
+        let began = Instant::now();
+        let at = self.at();
+        while self
+            .is_serving()
+            .map_err(|e| Failure::from(e).at(&place(&at)))?
+        {
+            if began.elapsed() > ELSEWHERE {
+                return Err(Failure {
+                    code: LATER,
+                    text: format!(
+                        "volume {} is mounted for other programs under `mojim run`: a program that uses                          Mojim's libraries can only have it when they have ended, or run over the mount,                          too (--mount)",
+                        self.volume
+                    ),
+                });
+            }
+            if pause(PAUSE) {
+                return Err(given_up());
+            }
+        }
+        Ok(())
+    }
+
     /// The number of what is mounted at the place, if anything is.
     fn mounted(&self) -> io::Result<Option<Device>> {
         let device = match device_of(&self.at()) {

@@ -13,20 +13,34 @@ pub const RELOAD: i32 = libc::SIGUSR1;
 
 const TAKEN: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, RELOAD];
 
+/// What a process passes on that stands for a program: these, and others that programs know.
+const PASSED_ON: [libc::c_int; 6] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    RELOAD,
+    libc::SIGQUIT,
+    libc::SIGUSR2,
+];
+
 fn set() -> libc::sigset_t {
+    set_of(&TAKEN)
+}
+
+fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigemptyset initialises the set; the numbers are valid signals.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for s in TAKEN {
-            libc::sigaddset(set.as_mut_ptr(), s);
+        for s in signals {
+            libc::sigaddset(set.as_mut_ptr(), *s);
         }
         set.assume_init()
     }
 }
 
-fn mask(how: libc::c_int) -> io::Result<()> {
-    let set = set();
+fn mask(how: libc::c_int, signals: &[libc::c_int]) -> io::Result<()> {
+    let set = set_of(signals);
     // SAFETY: the set is initialised; no old mask is asked for.
     match unsafe { libc::pthread_sigmask(how, &set, std::ptr::null_mut()) } {
         0 => Ok(()),
@@ -36,12 +50,87 @@ fn mask(how: libc::c_int) -> io::Result<()> {
 
 /// Blocks these signals in this thread and in those that it starts.
 pub fn block() -> io::Result<()> {
-    mask(libc::SIG_BLOCK)
+    mask(libc::SIG_BLOCK, &TAKEN)
 }
 
 /// Unblocks these signals. May be called between fork and exec.
 pub fn unblock() -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK)
+    mask(libc::SIG_UNBLOCK, &TAKEN)
+}
+
+/// As [`block`], of all that a program is to get from this process.
+pub fn block_passed_on() -> io::Result<()> {
+    mask(libc::SIG_BLOCK, &PASSED_ON)
+}
+
+/// The reverse. May be called between fork and exec.
+pub fn unblock_passed_on() -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK, &PASSED_ON)
+}
+
+/// A signal for the program.
+#[derive(Clone, Copy)]
+pub struct Came {
+    /// Its number.
+    pub number: i32,
+    /// The terminal sent it, and so to all processes of the group, the program's among them.
+    pub by_terminal: bool,
+}
+
+impl Came {
+    /// Whether it is one by which people have a program end.
+    pub fn asks_for_the_end(self) -> bool {
+        ![libc::SIGUSR1, libc::SIGUSR2].contains(&self.number)
+    }
+}
+
+/// Waits for a signal that is passed on.
+pub fn wait_passed_on() -> io::Result<Came> {
+    /// `si_code` of a signal that no process sent.
+    const SI_KERNEL: libc::c_int = 0x80;
+    let set = set_of(&PASSED_ON);
+    let mut about = MaybeUninit::<libc::siginfo_t>::zeroed();
+    loop {
+        // SAFETY: the set is initialised, and there is room for what is told of the signal.
+        match unsafe { libc::sigwaitinfo(&set, about.as_mut_ptr()) } {
+            -1 => match io::Error::last_os_error() {
+                // This process stood still, and goes on.
+                e if e.raw_os_error() == Some(libc::EINTR) => {}
+                e => return Err(e),
+            },
+            number => {
+                // SAFETY: it was zeroed, and filled in.
+                let by_terminal = unsafe { about.assume_init() }.si_code == SI_KERNEL;
+                return Ok(Came {
+                    number,
+                    by_terminal,
+                });
+            }
+        }
+    }
+}
+
+/// What is done when a child ends.
+#[derive(Clone, Copy)]
+pub struct OfChildren(libc::sighandler_t);
+
+impl OfChildren {
+    /// Has this process hear of its children's ends, which whoever started it may have had ignored.
+    pub fn hear() -> io::Result<OfChildren> {
+        // SAFETY: sets the default action of a valid signal.
+        match unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } {
+            libc::SIG_ERR => Err(io::Error::last_os_error()),
+            was => Ok(OfChildren(was)),
+        }
+    }
+
+    /// As it was. May be called between fork and exec.
+    pub fn restore(self) {
+        if self.0 == libc::SIG_IGN {
+            // SAFETY: has a valid signal ignored.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        }
+    }
 }
 
 /// As [`unblock`], of a child that SIGINT is to end: the shell had it ignored where it started this

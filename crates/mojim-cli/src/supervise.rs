@@ -1,15 +1,19 @@
 //! A program that runs where its volume's primary is.
 //!
-//! Owns the program's process: started when the register of views says that this node is
-//! the primary, ended when the register says that another node is, and started again. The
+//! Owns the program's process: started once ([`once`]); or ([`run`]) when the register of views says that
+//! this node is the primary, ended when the register says that another node is, and started again. The
 //! mirror and the register, not this module, ensure that a program on the wrong node can
 //! commit nothing.
+//!
+//! Invariant: the end of a program is this process's exit code, as a shell has it, and standard error
+//! says when a signal ended it. Signals for this process are passed on to it.
 //!
 //! Invariant: no wait is silent. After a second, standard error says what is waited for,
 //! where, and since when (`Wait`), and again when that changes. A wait for a daemon that
 //! is not started again ends with an error.
 
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
@@ -29,7 +33,7 @@ use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::namespace;
 use crate::runs_mount::{Held, LATER, Pause};
-use crate::signals;
+use crate::signals::{self, Came, OfChildren};
 
 /// How long the daemon may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -46,8 +50,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 const GRACE: Duration = Duration::from_secs(5);
 
 enum Event {
-    /// This process was asked to end.
-    Signal(i32),
+    /// This process was asked to end, or got a signal that the program knows.
+    Signal(Came),
     /// The program ended.
     Ended(std::io::Result<ExitStatus>),
 }
@@ -60,6 +64,15 @@ impl Program {
     fn signal(&self, signal: Signal) {
         // A program that has ended needs no signal.
         let _ = pidfd_send_signal(&self.0, signal);
+    }
+
+    /// A signal that came to this process.
+    fn pass_on(&self, came: Came) {
+        if let Some(signal) = Signal::from_named_raw(came.number)
+            && !came.by_terminal
+        {
+            self.signal(signal);
+        }
     }
 }
 
@@ -229,57 +242,120 @@ fn clock(t: SystemTime) -> String {
 /// Makes a start possible, and keeps it so while what it returns lives.
 pub type Prepare<'a> = dyn FnMut(&mut Pause) -> Result<Option<Held>, Failure> + 'a;
 
-/// Runs the command whenever `node` is the primary of `volume`; ends with it. `prepare` is
-/// called before each start. `why`: what may have ended a program.
-pub fn run(
-    mut command: Command,
-    prepare: &mut Prepare,
-    why: &dyn Fn() -> Option<String>,
-    config: &Config,
-    file: &Path,
-    node: &Node,
-    volume: &Volume,
-) -> Done {
-    signals::block()?;
-    // SAFETY: between fork and exec only the signal mask and the parent-death signal are
+/// What may have ended a program in this way.
+pub type Why<'a> = dyn Fn(ExitStatus) -> Option<String> + 'a;
+
+/// Has the program told what comes to this process, and this process hear of both. The program gets
+/// `death` when this process dies.
+fn listen(
+    command: &mut Command,
+    death: Signal,
+) -> Result<(Sender<Event>, Receiver<Event>), Failure> {
+    signals::block_passed_on()?;
+    let of_children = OfChildren::hear()?;
+    let me = rustix::process::getpid();
+    // SAFETY: between fork and exec only the signal mask, an action and the parent-death signal are
     // changed, by one system call each.
     unsafe {
-        command.pre_exec(|| {
-            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-            signals::unblock()
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(death))?;
+            // Before that it got no signal.
+            if rustix::process::getppid() != Some(me) {
+                return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            of_children.restore();
+            signals::unblock_passed_on()
         });
     }
     let (tell, events) = channel();
     let signal = tell.clone();
     std::thread::spawn(move || {
-        while let Ok(s) = signals::wait() {
-            if signal.send(Event::Signal(s)).is_err() {
+        while let Ok(came) = signals::wait_passed_on() {
+            if signal.send(Event::Signal(came)).is_err() {
                 return;
             }
         }
     });
+    Ok((tell, events))
+}
+
+/// Runs the command once; ends with it. `prepare` is called before; `why`: what may have ended it.
+pub fn once(mut command: Command, prepare: &mut Prepare, why: &Why, volume: &str) -> Done {
+    // Who kills this process means the program.
+    let (tell, events) = listen(&mut command, Signal::KILL)?;
+    let say = |text: String| say_on_stderr(&format!("volume {volume}: {text}"));
+    let at_once = |f: Failure| match f.code {
+        LATER => Failure { code: 1, ..f },
+        _ => f,
+    };
+    let held = match prepare_until(prepare, &events) {
+        Err(came) => return Ok(code_of(came)),
+        Ok(held) => held.map_err(at_once)?,
+    };
+    let program = start(&mut command, &tell).map_err(at_once)?;
+    drop(held);
+    leave_input_and_output();
+    loop {
+        match events.recv() {
+            Ok(Event::Signal(came)) => program.pass_on(came),
+            Ok(Event::Ended(status)) => {
+                let status = status?;
+                if status.signal().is_some() {
+                    say_end(status, why, &say);
+                }
+                return Ok(code(status));
+            }
+            Err(_) => unreachable!("this function can send"),
+        }
+    }
+}
+
+/// The program has them. Who reads what it writes sees the end when it closes them, and not when this
+/// process ends.
+fn leave_input_and_output() {
+    let Ok(null) = File::options().read(true).write(true).open("/dev/null") else {
+        return;
+    };
+    for of in [libc::STDIN_FILENO, libc::STDOUT_FILENO] {
+        // SAFETY: changes two descriptors of this process that nothing here uses any more.
+        unsafe { libc::dup2(null.as_raw_fd(), of) };
+    }
+}
+
+/// Runs the command whenever `node` is the primary of `volume`; ends with it. `prepare` is
+/// called before each start.
+pub fn run(
+    mut command: Command,
+    prepare: &mut Prepare,
+    why: &Why,
+    config: &Config,
+    file: &Path,
+    node: &Node,
+    volume: &Volume,
+) -> Done {
+    let (tell, events) = listen(&mut command, Signal::TERM)?;
     let post = Post::new(config, node, &volume.name)?;
     let say = |text: String| say_on_stderr(&format!("volume {}: {text}", volume.name));
     let beat = config.heartbeat;
     loop {
         let wait = Wait::new(&post, config, file);
-        if let Some(signal) = wait_until_primary(wait, &events, beat, &say)? {
-            return Ok(128 + signal as u8);
+        if let Some(came) = wait_until_primary(wait, &events, beat, &say)? {
+            return Ok(code_of(came));
         }
         say(format!(
             "node {} is the primary; the program starts",
             node.name
         ));
         let started = match prepare_until(prepare, &events) {
-            Err(signal) => return Ok(128 + signal as u8),
+            Err(came) => return Ok(code_of(came)),
             Ok(held) => held.and_then(|held| Ok((start(&mut command, &tell)?, held))),
         };
         let (program, held) = match started {
             // The view has changed again, or a dead process's copy is still looked at.
             Err(f) if f.code == LATER => {
                 say(f.text);
-                if let Ok(Event::Signal(s)) = events.recv_timeout(beat) {
-                    return Ok(128 + s as u8);
+                if let Ok(Event::Signal(came)) = events.recv_timeout(beat) {
+                    return Ok(code_of(came));
                 }
                 continue;
             }
@@ -294,37 +370,47 @@ pub fn run(
             Who::Another(other) if !signalled => say(format!(
                 "the program ended ({status}); node {other} is the primary now"
             )),
-            _ => return Ok(ended(status, why, &say)),
+            _ if status.success() => return Ok(0),
+            _ => {
+                say_end(status, why, &say);
+                return Ok(code(status));
+            }
         }
     }
 }
 
-/// The exit code for the end of the program, which is said unless all is well.
-fn ended(status: ExitStatus, why: &dyn Fn() -> Option<String>, say: &impl Fn(String)) -> u8 {
-    if !status.success() {
-        let why = why().map_or(String::new(), |w| format!(": {w}"));
-        say(format!("the program ended ({status}){why}"));
-    }
+fn say_end(status: ExitStatus, why: &Why, say: &impl Fn(String)) {
+    let why = why(status).map_or(String::new(), |w| format!(": {w}"));
+    say(format!("the program ended ({status}){why}"));
+}
+
+/// The exit code for the end of the program.
+fn code(status: ExitStatus) -> u8 {
     match status.code() {
         Some(c) => c as u8,
         None => 128 + status.signal().unwrap_or(0) as u8,
     }
 }
 
+/// The exit code where a signal came and no program runs.
+fn code_of(came: Came) -> u8 {
+    128 + came.number as u8
+}
+
 /// What `prepare` makes of it; or the signal that came meanwhile.
 fn prepare_until(
     prepare: &mut Prepare,
     events: &Receiver<Event>,
-) -> Result<Result<Option<Held>, Failure>, i32> {
+) -> Result<Result<Option<Held>, Failure>, Came> {
     let mut came = None;
     let held = prepare(&mut |time| {
-        if let Ok(Event::Signal(s)) = events.recv_timeout(time) {
-            came = Some(s);
+        if let Ok(Event::Signal(signal)) = events.recv_timeout(time) {
+            came = Some(signal);
         }
         came.is_some()
     });
     match came {
-        Some(signal) => Err(signal),
+        Some(came) => Err(came),
         None => Ok(held),
     }
 }
@@ -377,13 +463,13 @@ fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure
     Ok(Program(program.map_err(std::io::Error::from)?))
 }
 
-/// The number of the signal that came instead, if one did.
+/// The signal that came instead, if one did.
 fn wait_until_primary(
     mut wait: Wait,
     events: &Receiver<Event>,
     beat: Duration,
     say: &impl Fn(String),
-) -> Result<Option<i32>, Failure> {
+) -> Result<Option<Came>, Failure> {
     loop {
         let who = wait.post.ask_for(WAIT);
         if let Who::Me = who {
@@ -398,8 +484,8 @@ fn wait_until_primary(
             Who::Gone(_) => beat,
             _ => beat.min(PAUSE),
         };
-        if let Ok(Event::Signal(s)) = events.recv_timeout(pause) {
-            return Ok(Some(s));
+        if let Ok(Event::Signal(came)) = events.recv_timeout(pause) {
+            return Ok(Some(came));
         }
     }
 }
@@ -419,11 +505,9 @@ fn guard(
     loop {
         match events.recv_timeout(beat) {
             Ok(Event::Ended(status)) => return Ok((status?, signalled)),
-            Ok(Event::Signal(s)) => {
-                signalled = true;
-                if let Some(s) = Signal::from_named_raw(s) {
-                    program.signal(s);
-                }
+            Ok(Event::Signal(came)) => {
+                signalled |= came.asks_for_the_end();
+                program.pass_on(came);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => unreachable!("this function's caller can send"),

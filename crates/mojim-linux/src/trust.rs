@@ -212,7 +212,7 @@ pub fn check_bare(directory: &Path) -> io::Result<()> {
     }
     Err(refused(
         directory,
-        "the volume itself is mounted over the node's copy here. Call this outside `mojim run`",
+        "the volume itself is mounted over the node's copy here, for this program and others. Have a program that attaches the volume started by `mojim run --preload`, and Mojim's commands outside `mojim run`",
     ))
 }
 

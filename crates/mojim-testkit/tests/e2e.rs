@@ -863,10 +863,11 @@ fn run_says_what_it_waits_for_and_gives_up_a_daemon_that_nobody_starts() {
     }
 }
 
-/// Figure 1 of the Mojim paper, compiled with `cc` and run unmodified under
-/// `mojim run --preload`, replicated, twice; then the mirror takes over and has it.
+/// Figure 1 of the Mojim paper, compiled with `cc` and run as printed under `mojim run`, replicated, twice;
+/// then the mirror takes over and has it. Without --preload it was ended by SIGBUS: it stored beyond the end
+/// of its new file, which a mapping in a mount does not make longer.
 #[test]
-fn figure_1_with_the_libraries_is_on_both_nodes() {
+fn figure_1_is_on_both_nodes() {
     // With ports that stay this test's: another test's connection could take one that was
     // free while the program was compiled.
     let home = with_mirror_in_memory("fig", "");
@@ -886,8 +887,9 @@ fn figure_1_with_the_libraries_is_on_both_nodes() {
     let mut node = home.node("b");
     let file = dir.join("a/v/mmapfile");
     let [program, file] = [&program, &file].map(|p| p.to_str().unwrap());
-    for _ in 0..2 {
-        let run = home.mojim("run", &["--name", "a", "--preload", "--", program, file]);
+    for more in [&[][..], &["--preload"]] {
+        let words = [&["--name", "a"], more, &["--", program, file]].concat();
+        let run = home.mojim("run", &words);
         assert!(run.status.success(), "{}", text(&run.stderr));
     }
     await_last_word(&home, "b");

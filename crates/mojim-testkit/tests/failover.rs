@@ -20,6 +20,7 @@ use mojim_replica::client::Client;
 use mojim_replica::request::{Post, Request};
 use rustix::fs::FlockOperation;
 
+use mojim_testkit::interface::compile;
 use mojim_testkit::link::{Late, Way};
 use mojim_testkit::voters::Cluster;
 use mojim_testkit::{DEADLINE, Process, await_or, await_that, text};
@@ -854,6 +855,56 @@ int main(int argc, char **argv) {
     assert!(last >= first);
     on_a.signal("TERM");
     assert_eq!(on_a.wait(), Some(128 + 15));
+}
+
+/// A program that was linked with libmojim failed over under `mojim run --preload` only. `mojim run` on
+/// both nodes runs it where the primary is, whether it attaches the volume itself or maps files.
+#[test]
+fn a_linked_program_goes_on_where_the_primary_is() {
+    for how in ["files", "attach"] {
+        let c = Cluster::new("sync", "disk");
+        let program = c.dir.join("linked");
+        compile("tests/e2e/linked.c", &program, &[], true);
+        let run = |node: &str| {
+            let file = c.file();
+            let data = match how {
+                "files" => c.dir.join(node).join("v/f").display().to_string(),
+                _ => "f".to_owned(),
+            };
+            let args = ["run", "--config", file.to_str().unwrap(), "--name", node];
+            let command = ["--", program.to_str().unwrap(), how, &data];
+            let args = [&args[..], &command].concat();
+            Process::start(&args, &c.dir.join(format!("run-{node}.txt")))
+        };
+        let mut a = c.node("a");
+        let b = c.node("b");
+        let _w = c.node("w");
+        let mut on_a = run("a");
+        let mut last = 0;
+        while last < 100 {
+            let line = on_a.line();
+            let line = line.unwrap_or_else(|| panic!("{how}: {}", on_a.errors()));
+            last = line.parse::<u64>().unwrap();
+        }
+        let mut on_b = run("b");
+        c.await_mirror();
+        // All of node a dies; the program's parent takes it along.
+        a.kill();
+        on_a.kill();
+        last = rest(&mut on_a).unwrap_or(last);
+        let line = on_b.line();
+        let line = line.unwrap_or_else(|| panic!("{how}: {}{}", on_b.errors(), b.errors()));
+        let first = line.parse::<u64>().unwrap();
+        assert!(
+            first > last && first <= last + 2,
+            "{how}: {last} was committed on a, b went on with {first}"
+        );
+        on_b.signal("TERM");
+        while on_b.line().is_some() {}
+        assert_eq!(on_b.wait(), Some(128 + libc::SIGTERM), "{how}");
+        let said = on_b.errors();
+        assert!(said.contains("ended (signal: 15 (SIGTERM))"), "{said}");
+    }
 }
 
 /// A mirror that stood still for a part of the limit, worked for a moment, and

@@ -4,7 +4,8 @@
 //! What is compared is what a program was told, with what is on the other node after a promotion.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,7 +13,8 @@ use std::process::{Command, Output, Stdio};
 use rustix::fs::FlockOperation;
 
 use mojim_testkit::cluster::{Cluster, SYNC};
-use mojim_testkit::{Process, await_or, await_that, mojim_path, source, text};
+use mojim_testkit::interface::compile;
+use mojim_testkit::{Process, await_or, await_that, libraries, mojim_path, source, text};
 
 /// Two nodes, and programs on them.
 struct Runs {
@@ -325,7 +327,7 @@ fn a_killed_mount_ends_its_programs_and_the_next_finds_what_was_acknowledged() {
     );
     let other = shell.line().unwrap();
     kill(r.server("a").unwrap(), "KILL");
-    assert_eq!(shell.wait(), None, "it is killed");
+    assert_eq!(shell.wait(), Some(128 + libc::SIGKILL), "it is killed");
     await_that("the end of what the program had started", || {
         let namespace = fs::read_link(format!("/proc/{other}/ns/mnt"));
         namespace.is_err().then_some(())
@@ -389,7 +391,7 @@ fn a_mount_that_is_cut_off_ends_its_programs() {
     assert_eq!(shell.line().as_deref(), Some("up"));
     // As `umount -f`: the connection is ended, whoever uses the mount.
     let _ = rustix::mount::unmount(r.at("a"), rustix::mount::UnmountFlags::FORCE);
-    assert_eq!(shell.wait(), None, "it is killed");
+    assert_eq!(shell.wait(), Some(128 + libc::SIGKILL), "it is killed");
     r.await_end("a");
     let log = fs::read_to_string(r.at("a").with_file_name("log")).unwrap();
     assert!(
@@ -921,4 +923,243 @@ fn after_a_promotion_elsewhere_the_mount_makes_room_for_the_new_primary() {
     );
     tell(&mut shell, "exit");
     shell.wait();
+}
+
+/// A program that is linked with libmojim: `tests/e2e/linked.c`.
+fn linked(r: &Runs) -> String {
+    let program = r.c.dir.join("linked");
+    compile("tests/e2e/linked.c", &program, &[], true);
+    program.to_str().unwrap().to_owned()
+}
+
+/// The only child of a process.
+fn child_of(run: &Process) -> u32 {
+    program_of(run.child.id())
+}
+
+fn program_of(id: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    children.trim().parse().unwrap()
+}
+
+/// What is still printed; the last number of it.
+fn rest(p: &mut Process) -> Option<u64> {
+    let mut last = None;
+    while let Some(line) = p.line() {
+        last = line.parse().ok().or(last);
+    }
+    last
+}
+
+/// Programs linked with libmojim got EACCES, or SIGBUS, for the mount was the volume's primary, unless
+/// --preload was given. They run now as they do with it: what they commit together is there together
+/// when they are killed in between, and what they did not commit is not.
+#[test]
+fn a_linked_program_that_is_killed_leaves_whole_sync_points() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = linked(&r);
+    let path = r.dir("a").join("files");
+    for (how, file) in [("files", path.to_str().unwrap()), ("attach", "attached")] {
+        let args = r.args("a", &["--", &program, how, file]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut last = 0;
+        for round in 0..3 {
+            let errors = r.c.dir.join(format!("{how}-{round}.txt"));
+            let mut run = Process::start(&args, &errors);
+            let number = |line: Option<String>| {
+                let line = line
+                    .unwrap_or_else(|| panic!("{how}: {}", fs::read_to_string(&errors).unwrap()));
+                line.parse::<u64>().unwrap()
+            };
+            let first = number(run.line());
+            assert!(first > last, "{how}: {last} was committed, {first} follows");
+            for _ in 0..50 {
+                last = number(run.line());
+            }
+            kill(child_of(&run), "KILL");
+            last = rest(&mut run).unwrap_or(last);
+            assert_eq!(run.wait(), Some(128 + libc::SIGKILL), "{}", run.errors());
+            let said = run.errors();
+            assert!(said.contains("ended (signal: 9 (SIGKILL))"), "{said}");
+        }
+    }
+    assert!(!r.is_mounted("a"));
+}
+
+/// Nobody said how a program ended that a signal had ended, and with what status.
+#[test]
+fn how_a_program_ended_is_said() {
+    libraries();
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    // The volume's mount, and none.
+    for more in [&["--"][..], &["--allow-unguarded", "--"]] {
+        let shell = |script: &str| {
+            let words = [&["--name", "a"], more, &["sh", "-c", script]].concat();
+            r.c.mojim("run", &words)
+        };
+        let out = shell("exit 7");
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(7), "{said}");
+        assert!(!said.contains("ended"), "{said}");
+        for (name, number) in [("SEGV", libc::SIGSEGV), ("KILL", libc::SIGKILL)] {
+            let out = shell(&format!("kill -s {name} $$"));
+            let said = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(128 + number), "{said}");
+            let line = format!("volume v: the program ended (signal: {number} (SIG{name})");
+            assert!(said.contains(&line), "{said}");
+        }
+    }
+    // A store beyond the end of a file, and what can be done.
+    let out = r.run("a", &["sh", "-c", "kill -s BUS $$"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(128 + libc::SIGBUS), "{said}");
+    assert!(
+        said.contains("(SIGBUS)") && said.contains("--preload"),
+        "{said}"
+    );
+}
+
+/// `mojim run` is in the place of the program for whoever started it: it passes signals on, holds no
+/// pipe that the program has closed, takes the program along when it is killed, and hears of its end
+/// even where the ends of children are ignored.
+#[test]
+fn a_run_stands_for_its_program() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let mut shell = r.shell("a", "signals");
+    let script = "for s in INT TERM HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; echo ready";
+    tell(&mut shell, script);
+    assert_eq!(shell.line().as_deref(), Some("ready"));
+    for name in ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"] {
+        kill(shell.child.id(), name);
+        // A shell that reads sees its trap at the next line.
+        await_that("the signal", || {
+            tell(&mut shell, "echo .");
+            (shell.line().unwrap() == name).then_some(())
+        });
+        while shell.line().as_deref() != Some(".") {}
+    }
+    tell(&mut shell, "exec >&-");
+    assert_eq!(shell.line(), None, "its output is closed");
+    let program = child_of(&shell);
+    shell.kill();
+    await_that("the program's end", || {
+        (!Path::new(&format!("/proc/{program}/ns/mnt")).exists()).then_some(())
+    });
+    r.await_end("a");
+
+    let mut ignoring = Command::new(mojim_path());
+    ignoring.args(r.args("a", &["--", "sh", "-c", "exit 7"]));
+    // SAFETY: has a valid signal ignored, by a system call.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(&mut ignoring, || {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    let out = ignoring.output().unwrap();
+    assert_eq!(out.status.code(), Some(7), "{}", text(&out.stderr));
+}
+
+/// Where views change by themselves `mojim run` passed on what a terminal sends to all processes of a
+/// group: a program that asks at the first Ctrl-C, and ends at the second, ended at the first.
+#[test]
+fn a_key_of_the_terminal_is_one_signal() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let (mut keys, mut terminal) = (0, 0);
+    let none = std::ptr::null_mut();
+    // SAFETY: two places for descriptors, and no other wishes.
+    let made = unsafe { libc::openpty(&mut keys, &mut terminal, none, none.cast(), none.cast()) };
+    assert_eq!(made, 0);
+    // SAFETY: both were just opened, and are nobody else's.
+    let [keys, terminal] = [keys, terminal].map(|fd| unsafe { fs::File::from_raw_fd(fd) });
+    let program = r.c.dir.join("interrupts");
+    compile("tests/e2e/interrupts.c", &program, &[], false);
+    let mut run = Command::new(mojim_path());
+    run.args(r.args("a", &["--", program.to_str().unwrap()]));
+    run.stdin(terminal.try_clone().unwrap());
+    run.stderr(terminal.try_clone().unwrap()).stdout(terminal);
+    // SAFETY: system calls that give the child a session with this terminal.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(&mut run, || {
+            libc::setsid();
+            match libc::ioctl(0, libc::TIOCSCTTY, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+    let mut child = run.spawn().unwrap();
+    drop(run);
+    let mut said = BufReader::new(keys.try_clone().unwrap()).lines();
+    let mut until = |word: &str| loop {
+        let line = said.next().expect("it says more").unwrap();
+        if line.contains(word) {
+            return line;
+        }
+    };
+    until("ready");
+    (&keys).write_all(b"\x03").unwrap();
+    // The program's own, and the other process's: who takes it off before the next one comes, passes it
+    // on before that.
+    let waits = |id: u32| {
+        let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let pending = status.lines().find(|l| l.starts_with("ShdPnd:")).unwrap();
+        let pending = pending.split_whitespace().nth(1).unwrap();
+        u64::from_str_radix(pending, 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
+    };
+    await_that("the key", || {
+        (!waits(child.id()) && !waits(program_of(child.id()))).then_some(())
+    });
+    kill(child.id(), "USR1");
+    let line = until("interrupted");
+    assert!(line.ends_with("interrupted 1 times"), "{line}");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// What a program is told that is linked with libmojim where it cannot be seen: started by a script, or
+/// beside programs that have the mount.
+#[test]
+fn a_linked_program_that_the_mount_keeps_out_is_told_what_to_do() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = linked(&r);
+    let file = r.c.file();
+    let script = format!("exec '{program}' attach f");
+    for command in [
+        &["--", "sh", "-c", &script][..],
+        &["--mount", "--", &program, "attach", "f"],
+    ] {
+        let mut run = Command::new(mojim_path());
+        run.args(r.args("a", command));
+        run.env("MOJIM_CONFIG", &file).env("MOJIM_NODE", "a");
+        let out = run.output().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains("mojim run --preload"), "{said}");
+    }
+
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, "echo up");
+    assert_eq!(shell.line().as_deref(), Some("up"));
+    let out = r.run("a", &[&program, "attach", "f"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("mounted for other programs"), "{said}");
+    // A mount that nobody uses is waited for.
+    drop(shell.stdin.take());
+    assert_eq!(shell.wait(), Some(0));
+    let args = r.args("a", &["--", &program, "attach", "f"]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut run = Process::start(&args, &r.c.dir.join("run.txt"));
+    assert_eq!(run.line().as_deref(), Some("1"), "{}", run.errors());
+    run.kill();
 }
