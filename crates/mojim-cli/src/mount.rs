@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mojim::ReaderFiles;
 use mojim_config::{Config, Failover, Node, Volume, Working};
 use mojim_env::Address;
-use mojim_mount::{Flags, Mounted, Options, Reading};
+use mojim_mount::{Flags, Mounted, Options, Reading, Uring};
 use mojim_replica::layout;
 use serde_json::json;
 
@@ -64,7 +64,7 @@ pub struct Mount {
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
     /// Only show the volume, on a node that follows: the mirror or a backup.
-    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "wait", "while_used"])]
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "wait", "while_used", "uring"])]
     read: bool,
     /// What an fsync commits: the file that it is of, or everything in the volume.
     #[arg(long, value_enum, default_value_t = Atomic::File, value_name = "WHAT")]
@@ -74,6 +74,11 @@ pub struct Mount {
     /// log if that is less: 4 MiB by default).
     #[arg(long, default_value = "5", value_parser = interval, value_name = "SECONDS")]
     commit_interval: Interval,
+    /// Whether the kernel's requests come over io_uring: with "auto" if this machine has that switched on
+    /// (Linux 6.14, `options fuse enable_uring=1` in /etc/modprobe.d); "on" switches it on, which root
+    /// may, or fails.
+    #[arg(long, default_value = "auto", value_parser = Uring::parse, value_name = "WHEN")]
+    uring: Uring,
     /// Wait until this node is the volume's primary, and again when it no longer is
     /// (`failover = "automatic"`).
     #[arg(long)]
@@ -350,9 +355,14 @@ impl Mount {
             commit_interval: self.commit_interval.0,
             flags: self.options,
             source: self.source.clone(),
+            uring: self.uring,
             ..Options::default()
         };
-        Ok(Mounted::over(attached, &self.directory, options)?)
+        let mounted = Mounted::over(attached, &self.directory, options)?;
+        if mounted.is_over_uring() {
+            tracing::info!("the kernel's requests come over io_uring");
+        }
+        Ok(mounted)
     }
 
     /// The starter may have closed the pipe: the mount serves all the same.

@@ -81,6 +81,7 @@ impl Asked {
             Some(("volume", volume)) => put(&["--volume", volume]),
             Some(("atomic", what)) => put(&["--atomic", what]),
             Some(("commit_interval", seconds)) => put(&["--commit-interval", seconds]),
+            Some(("uring", when)) => put(&["--uring", when]),
             None if word == "read" => put(&["--read"]),
             None if word == "wait" => put(&["--wait"]),
             _ if PASSED_OVER.contains(&word) || word.starts_with("x-") => {}

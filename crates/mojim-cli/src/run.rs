@@ -77,17 +77,17 @@ pub struct Run {
     #[command(flatten)]
     settings: Settings,
     /// Load Mojim's libraries into the program, instead of mounting the volume.
-    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "mount"])]
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "uring", "mount"])]
     preload: bool,
-    /// Mount the volume for a program that is linked with libmojim.so, too, as --atomic and
-    /// --commit-interval do.
+    /// Mount the volume for a program that is linked with libmojim.so, too, as --atomic,
+    /// --commit-interval and --uring do.
     #[arg(long, conflicts_with_all = ["read", "allow_unguarded"])]
     mount: bool,
     /// Read on a node that follows, instead of being the volume's primary; by the libraries.
-    #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "uring"])]
     read: bool,
     /// Start programs, too, that run without the libraries: nothing keeps them from the volume's files.
-    #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "uring"])]
     allow_unguarded: bool,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "CMD")]

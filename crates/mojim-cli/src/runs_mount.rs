@@ -68,6 +68,10 @@ pub struct Settings {
     /// (`mojim mount --help`).
     #[arg(long, value_name = "SECONDS", value_parser = commit_interval)]
     pub commit_interval: Option<String>,
+    /// Whether the kernel's requests come over io_uring: "auto", which is the default, "on" or "off"
+    /// (`mojim mount --help`).
+    #[arg(long, value_name = "WHEN", value_parser = ["auto", "on", "off"])]
+    pub uring: Option<String>,
 }
 
 /// In one form, so that equal ones look alike.
@@ -80,19 +84,20 @@ fn commit_interval(text: &str) -> Result<String, String> {
 
 impl Settings {
     /// Words for `mojim mount`.
-    fn args(&self) -> [String; 2] {
+    fn args(&self) -> [String; 3] {
         [
             format!("--atomic={}", self.atomic.as_deref().unwrap_or("file")),
             format!(
                 "--commit-interval={}",
                 self.commit_interval.as_deref().unwrap_or("5")
             ),
+            format!("--uring={}", self.uring.as_deref().unwrap_or("auto")),
         ]
     }
 
     /// Whether who asks for these can use a mount with `words`.
     fn go_with(&self, words: &[String]) -> bool {
-        let asked = [self.atomic.is_some(), self.commit_interval.is_some()];
+        let asked = [&self.atomic, &self.commit_interval, &self.uring].map(Option::is_some);
         let mut all = self.args().into_iter().zip(asked);
         words.is_empty() || all.all(|(word, asked)| !asked || words.contains(&word))
     }

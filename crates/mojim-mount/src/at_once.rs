@@ -2,8 +2,10 @@
 //!
 //! Owns that, for each thread. Threads that serve the kernel wait for nothing. The thread that makes calls
 //! anew waits for a moment: until a disk has room, or a data file is open. All other threads wait.
+//!
+//! A thread that alone serves whoever asks on a processor waits for a sync point as long as nobody else asks.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use rustix::io::Errno;
 
@@ -18,8 +20,25 @@ enum May {
     Nothing,
 }
 
+/// Whether others ask the thread.
+type Asked = Box<dyn Fn() -> bool>;
+
 thread_local! {
     static MAY: Cell<May> = const { Cell::new(May::Wait) };
+    static ASKED: RefCell<Option<Asked>> = const { RefCell::new(None) };
+}
+
+/// Does the work of a thread that serves alone; `asked` says whether others ask it.
+pub(crate) fn serve_alone<T>(asked: Asked, work: impl FnOnce() -> T) -> T {
+    ASKED.set(Some(asked));
+    let done = work();
+    ASKED.set(None);
+    done
+}
+
+/// Whether others ask the calling thread; `None` if it is not alone, or does not serve.
+pub(crate) fn others_ask() -> Option<bool> {
+    ASKED.with_borrow(|asked| asked.as_ref().map(|a| a()))
 }
 
 fn only<T>(may: May, call: impl FnOnce() -> T) -> T {

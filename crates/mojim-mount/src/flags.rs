@@ -3,7 +3,7 @@
 //! Invariant: a file of the volume gives nobody rights, and is no device, unless that was asked for by
 //! name. A writer to the volume, on any node, chooses modes and owners.
 
-use fuser::MountOption;
+use rustix::mount::MountFlags;
 
 /// What a mount allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,18 +20,12 @@ pub struct Flags {
     pub noatime: bool,
 }
 
-/// Source and type of a volume's mount in the table of mounts. The type is `fuse.mojim`: mount(8) runs the
-/// source of a mount whose type is bare `fuse` as a command, when it is asked to change that mount.
-pub(crate) fn named(source: Option<&str>, volume: &str) -> [MountOption; 2] {
+/// The source of a volume's mount in the table of mounts.
+pub(crate) fn source(asked: Option<&str>, volume: &str) -> String {
     // `fusermount3`, by which other users than root mount, takes what follows a comma for an option.
     let is_taken = |s: &&str| rustix::process::getuid().is_root() || !s.contains([',', '\\']);
-    let source = source.filter(is_taken).map(str::to_owned);
-    [
-        MountOption::FSName(source.unwrap_or_else(|| format!("mojim:{volume}"))),
-        // An option of the kernel: `MountOption::Subtype` is for `fusermount3` only, and a mount by root
-        // would lack it.
-        MountOption::CUSTOM("subtype=mojim".into()),
-    ]
+    let asked = asked.filter(is_taken).map(str::to_owned);
+    asked.unwrap_or_else(|| format!("mojim:{volume}"))
 }
 
 impl Flags {
@@ -72,17 +66,26 @@ impl Flags {
         Ok(())
     }
 
-    /// The same for the system.
-    pub(crate) fn options(self) -> Vec<MountOption> {
-        let either = |is, one, other| if is { one } else { other };
-        let mut all = vec![
-            either(self.suid, MountOption::Suid, MountOption::NoSuid),
-            either(self.dev, MountOption::Dev, MountOption::NoDev),
+    /// What the mount does not allow: for the helper, and for the system.
+    fn bars(self) -> impl Iterator<Item = (&'static str, MountFlags)> {
+        let all = [
+            (!self.suid, "nosuid", MountFlags::NOSUID),
+            (!self.dev, "nodev", MountFlags::NODEV),
+            (self.read_only, "ro", MountFlags::RDONLY),
+            (self.noexec, "noexec", MountFlags::NOEXEC),
+            (self.noatime, "noatime", MountFlags::NOATIME),
         ];
-        all.extend(self.read_only.then_some(MountOption::RO));
-        all.extend(self.noexec.then_some(MountOption::NoExec));
-        all.extend(self.noatime.then_some(MountOption::NoAtime));
-        all
+        all.into_iter().filter(|b| b.0).map(|b| (b.1, b.2))
+    }
+
+    /// The same for mount(2).
+    pub(crate) fn bits(self) -> MountFlags {
+        self.bars().map(|b| b.1).collect()
+    }
+
+    /// The same for `fusermount3`, which bars set-ID bits and devices by itself.
+    pub(crate) fn words(self) -> impl Iterator<Item = &'static str> {
+        self.bars().map(|b| b.0)
     }
 }
 
@@ -92,17 +95,17 @@ mod tests {
 
     #[test]
     fn rights_are_given_where_they_are_asked_for() {
-        let of = |words| Flags::parse(words).map(Flags::options);
-        let none = vec![MountOption::NoSuid, MountOption::NoDev];
+        let of = |words| Flags::parse(words).map(|f| (f.words().collect(), f.bits()));
+        let none = (
+            vec!["nosuid", "nodev"],
+            MountFlags::NOSUID | MountFlags::NODEV,
+        );
         assert_eq!(of(""), Ok(none.clone()));
         assert_eq!(of("suid,dev,rw,nosuid,nodev"), Ok(none));
-        let all = vec![
-            MountOption::Suid,
-            MountOption::Dev,
-            MountOption::RO,
-            MountOption::NoExec,
-            MountOption::NoAtime,
-        ];
+        let all = (
+            vec!["ro", "noexec", "noatime"],
+            MountFlags::RDONLY | MountFlags::NOEXEC | MountFlags::NOATIME,
+        );
         assert_eq!(of("suid,dev,ro,noexec,noatime"), Ok(all));
         assert!(
             of("nosuid,allow_other")

@@ -29,6 +29,7 @@ use crate::flags::Flags;
 use crate::lost::Lost;
 use crate::overlay::{BLOCK, Overlay};
 use crate::room::Room;
+use crate::switch::Uring;
 use crate::tree::{Asker, NAMES, Opened, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
@@ -63,6 +64,8 @@ pub struct Options {
     pub flags: Flags,
     /// The source in the table of mounts; `mojim:VOLUME` if it is not given.
     pub source: Option<String>,
+    /// Whether requests come over io_uring.
+    pub uring: Uring,
 }
 
 impl Default for Options {
@@ -73,6 +76,7 @@ impl Default for Options {
             most_waiting: 64 << 20,
             flags: Flags::default(),
             source: None,
+            uring: Uring::default(),
         }
     }
 }
@@ -203,18 +207,10 @@ pub(crate) fn told(e: &Error) -> Errno {
 
 /// The time now.
 pub(crate) fn now() -> Time {
-    time_of(SystemTime::now())
-}
-
-/// A time that a request carries. `fuser` makes of a second before 1970 and nanoseconds behind
-/// it a time that lies as long before that second.
-pub(crate) fn time_of(t: SystemTime) -> Time {
-    match t.duration_since(UNIX_EPOCH) {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(d) => (d.as_secs() as i64, d.subsec_nanos()),
-        Err(e) => {
-            let before = e.duration();
-            (-(before.as_secs() as i64), before.subsec_nanos())
-        }
+        // The clock is wrong.
+        Err(_) => (0, 0),
     }
 }
 

@@ -8,33 +8,50 @@
 //! Invariant: every request is answered, once.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use fuser::{
-    BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
-};
 use mojim::Batch;
 use rustix::io::Errno;
 
 use crate::Shared;
 use crate::at_once::{WOULD_WAIT, anew, at_once};
 use crate::beside::Beside;
+use crate::calls::{Call, Calls, New, Request, Setting, When, write};
 use crate::cells::{Kind, Time};
-use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, now, time_of};
+use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, lock, now};
+use crate::init;
+use crate::reply::{Attr, Entries, Found, Reply, Space, opened};
 use crate::tree::{Asker, Opened, Renames};
 
 /// How long the kernel may keep what it was told.
 const ALWAYS: Duration = Duration::from_secs(3600 * 24 * 365);
-/// Most bytes of a write or a read.
-pub(crate) const MOST: u32 = 1 << 20;
+
+/// What is asked for of what the kernel offers; what it lacks costs time only.
+///
+/// Not asked for:
+/// - FUSE_ASYNC_DIO. Cached pages are then dropped before a write by libaio and O_DIRECT alone,
+///   not after it: a page that is read meanwhile keeps its old bytes, and they come back.
+/// - FUSE_WRITEBACK_CACHE. Writes would come late, and the kernel would own sizes and times.
+/// - FUSE_ATOMIC_O_TRUNC. A truncation is a SETATTR, which is checked and waits for room.
+/// - FUSE_POSIX_LOCKS, FUSE_FLOCK_LOCKS: locks are this machine's, and the kernel keeps them.
+/// - FUSE_POSIX_ACL: lists would be kept, and not enforced.
+pub(crate) const WANTED: u64 = {
+    // Cached bytes stay though a size or time changes: only calls through this mount change
+    // them, and `Shared::add_stale` names the exceptions.
+    init::EXPLICIT_INVAL_DATA
+    // `Writing::kill`, `Fs::set` and `Fs::allocate` take set-ID bits; capabilities the kernel
+    // takes itself, by REMOVEXATTR.
+        | init::HANDLE_KILLPRIV_V2
+    // Attributes come with names. The kernel drops those that are older than what it knows.
+        | init::DO_READDIRPLUS
+        | init::READDIRPLUS_AUTO
+    // The lock of `Fs::state` orders calls on one directory.
+        | init::PARALLEL_DIROPS
+    // The target of a link never changes, and its number is not given again.
+        | init::CACHE_SYMLINKS
+};
 
 pub(crate) struct Server {
     shared: Arc<Shared>,
@@ -44,88 +61,76 @@ pub(crate) struct Server {
     beside: Beside,
 }
 
-/// An error as `fuser` wants it.
-pub(crate) fn no(e: Errno) -> fuser::Errno {
-    fuser::Errno::from_i32(e.raw_os_error())
-}
-
-fn asker(req: &Request) -> Asker {
+fn asker(req: &Request<'_>) -> Asker {
     Asker {
-        uid: req.uid(),
-        gid: req.gid(),
+        uid: req.uid,
+        gid: req.gid,
         now: now(),
     }
 }
 
-fn system((s, n): Time) -> SystemTime {
-    let whole = Duration::from_secs(s.unsigned_abs());
-    let at = match s < 0 {
-        true => UNIX_EPOCH - whole,
-        false => UNIX_EPOCH + whole,
-    };
-    at + Duration::from_nanos(n.into())
-}
-
-pub(crate) fn kind(kind: &Kind) -> FileType {
+/// The type of a node, as a mode has it.
+pub(crate) fn kind(kind: &Kind) -> u32 {
     match kind {
-        Kind::Dir => FileType::Directory,
-        Kind::File(_) => FileType::RegularFile,
-        Kind::Link(_) => FileType::Symlink,
-        Kind::Special(libc::S_IFIFO, _) => FileType::NamedPipe,
-        Kind::Special(libc::S_IFSOCK, _) => FileType::Socket,
-        Kind::Special(libc::S_IFCHR, _) => FileType::CharDevice,
-        Kind::Special(..) => FileType::BlockDevice,
+        Kind::Dir => libc::S_IFDIR,
+        Kind::File(_) => libc::S_IFREG,
+        Kind::Link(_) => libc::S_IFLNK,
+        Kind::Special(kind, _) => *kind,
     }
 }
 
-pub(crate) fn attr(s: &Seen) -> FileAttr {
+pub(crate) fn attr(s: &Seen) -> Attr {
     let a = &s.attributes;
-    FileAttr {
-        ino: INodeNo(s.ino),
+    Attr {
+        ino: s.ino,
         size: s.size,
         blocks: s.blocks,
-        atime: system(a.accessed),
-        mtime: system(a.modified),
-        ctime: system(a.changed),
-        crtime: UNIX_EPOCH,
-        kind: kind(&a.kind),
-        perm: a.mode as u16,
-        nlink: s.links,
+        accessed: a.accessed,
+        modified: a.modified,
+        changed: a.changed,
+        mode: kind(&a.kind) | a.mode,
+        links: s.links,
         uid: a.uid,
         gid: a.gid,
-        rdev: match a.kind {
+        device: match a.kind {
             Kind::Special(_, device) => device,
             _ => 0,
         },
-        blksize: 4096,
-        flags: 0,
     }
 }
 
 /// How long the kernel may keep what it is told of a node.
-fn kept(s: &Seen) -> &'static Duration {
+fn kept(s: &Seen) -> Duration {
     match s.is_sure {
-        true => &ALWAYS,
-        false => &Duration::ZERO,
+        true => ALWAYS,
+        false => Duration::ZERO,
+    }
+}
+
+fn found(s: &Seen) -> Found {
+    Found {
+        attr: attr(s),
+        generation: 0,
+        kept: kept(s),
     }
 }
 
 /// The handle of a file that was opened so.
-fn handle(flags: i32) -> FileHandle {
-    FileHandle((flags & libc::O_ACCMODE != libc::O_RDONLY).into())
+fn handle(flags: i32) -> u64 {
+    (flags & libc::O_ACCMODE != libc::O_RDONLY).into()
 }
 
-fn opened(handle: FileHandle) -> Opened {
+fn opened_as(handle: u64) -> Opened {
     match handle {
-        FileHandle(0) => Opened::Reads,
+        0 => Opened::Reads,
         _ => Opened::Writes,
     }
 }
 
-fn time(t: Option<TimeOrNow>) -> Option<Time> {
+fn time(t: Option<When>) -> Option<Time> {
     t.map(|t| match t {
-        TimeOrNow::SpecificTime(t) => time_of(t),
-        TimeOrNow::Now => now(),
+        When::At(t) => t,
+        When::Now => now(),
     })
 }
 
@@ -140,15 +145,17 @@ impl Server {
     }
 
     /// The file system, to answer `req`.
-    fn fs(&self, req: &Request) -> &Fs {
-        self.beside.answer(req.pid());
+    fn fs(&self, req: &Request<'_>) -> &Fs {
+        if !req.by.is_beside() {
+            self.beside.answer(req.pid);
+        }
         &self.shared.fs
     }
 
     /// Answers a call that may have to wait: now, or later.
     fn when_room<T>(
         &self,
-        req: &Request,
+        req: &Request<'_>,
         call: impl Fn(&Fs) -> Result<T> + Send + 'static,
         answer: impl FnOnce(&Fs, Result<T>) + Send + 'static,
     ) {
@@ -156,6 +163,9 @@ impl Server {
         let done = at_once(|| call(fs));
         if !matches!(&done, Err(e) if *e == WOULD_WAIT) {
             return answer(fs, done);
+        }
+        if !req.by.may_wait() {
+            return answer(fs, Err(Errno::NOMEM));
         }
         let mut answer = Some(answer);
         let again = move |fs: &Fs, failed: Option<Errno>| {
@@ -168,13 +178,13 @@ impl Server {
         };
         self.shared
             .later
-            .call_again(fs, req.pid(), 0, Box::new(again));
+            .call_again(fs, req.pid, 0, Box::new(again));
     }
 
     /// Answers a call that changes nothing, and may have to wait until a data file is open.
     fn when_open<T>(
         &self,
-        req: &Request,
+        req: &Request<'_>,
         call: impl Fn(&Fs) -> Result<T> + Send + 'static,
         answer: impl FnOnce(Result<T>) + Send + 'static,
     ) {
@@ -183,6 +193,9 @@ impl Server {
         if !matches!(&done, Err(e) if *e == WOULD_WAIT) {
             return answer(done);
         }
+        if !req.by.may_wait() {
+            return answer(Err(Errno::NOMEM));
+        }
         let later = &self.shared.later;
         later.call_when_open(fs, move |fs| answer(call(fs)));
     }
@@ -190,45 +203,49 @@ impl Server {
     /// Answers a sync point, when it is committed.
     fn sync(
         &self,
-        req: &Request,
+        req: &Request<'_>,
         begin: impl Fn(&Fs) -> Result<Option<Batch>> + Send + 'static,
-        reply: ReplyEmpty,
+        reply: Reply,
     ) {
-        let (shared, caller) = (self.shared.clone(), req.pid());
+        let (shared, caller) = (self.shared.clone(), req.pid);
+        // Before anything is begun: what is begun may not fail so.
+        if !req.by.may_wait() {
+            return reply.error(Errno::NOMEM);
+        }
         self.when_room(req, begin, move |fs, begun| match begun {
             Ok(Some(batch)) => {
-                let answer = |done| empty(reply, done);
+                let answer = |done| reply.done(done);
                 shared.later.complete(fs, caller, batch, answer);
             }
-            begun => empty(reply, begun.map(drop)),
+            begun => reply.done(begun.map(drop)),
         });
     }
 
     /// What was in a directory when its reading began; it begins anew at offset 0.
-    fn reading(&self, ino: INodeNo, fh: FileHandle, offset: u64) -> Result<Arc<Vec<Entry>>> {
-        let mut all = self.readings.lock().unwrap_or_else(|e| e.into_inner());
+    fn reading(&self, ino: u64, handle: u64, offset: u64) -> Result<Arc<Vec<Entry>>> {
+        let mut all = lock(&self.readings);
         if offset > 0
-            && let Some(r) = all.get(&fh.0)
+            && let Some(r) = all.get(&handle)
         {
             return Ok(r.clone());
         }
-        let entries = Arc::new(self.shared.fs.entries(ino.0)?);
-        all.insert(fh.0, entries.clone());
+        let entries = Arc::new(self.shared.fs.entries(ino)?);
+        all.insert(handle, entries.clone());
         Ok(entries)
     }
 
     /// What an entry of a reading is by now: its name may be another file's, or nobody's.
-    fn as_of_now(&self, req: &Request, dir: INodeNo, e: &Entry) -> Result<Seen> {
+    fn as_of_now(&self, req: &Request<'_>, dir: u64, e: &Entry) -> Result<Seen> {
         match &e.name[..] {
             b"." | b".." => self.fs(req).seen(e.ino),
-            name => self.fs(req).lookup(dir.0, name),
+            name => self.fs(req).lookup(dir, name),
         }
     }
 }
 
 impl Shared {
     /// The kernel would let a program be executed by the bits that it knows.
-    fn forget_mode(&self, ino: INodeNo, changed: bool) {
+    fn forget_mode(&self, ino: u64, changed: bool) {
         if changed && let Some(kernel) = self.kernel.get() {
             let _ = kernel.inval_inode(ino, -1, 0);
         }
@@ -237,24 +254,24 @@ impl Shared {
     /// Answers a write of `len` bytes.
     fn wrote(
         &self,
-        ino: INodeNo,
+        ino: u64,
         (offset, len): (u64, usize),
         how: Writing,
         done: Result<bool>,
-        reply: ReplyWrite,
+        reply: Reply,
     ) {
         match done {
             Ok(killed) => {
                 self.forget_mode(ino, killed);
-                reply.written(len as u32);
+                reply.size(len as u32);
             }
             Err(e) => {
                 // The kernel has it no longer as something to write.
                 if how.mapped {
-                    self.fs.lose(ino.0, offset, len, e);
-                    self.add_stale(ino.0);
+                    self.fs.lose(ino, offset, len, e);
+                    self.add_stale(ino);
                 }
-                reply.error(no(e));
+                reply.error(e);
                 if how.mapped {
                     self.turn.notify();
                 }
@@ -263,303 +280,234 @@ impl Shared {
     }
 }
 
-fn entry(fs: &Fs, reply: ReplyEntry, done: Result<Seen>) {
+fn entry(fs: &Fs, reply: Reply, done: Result<Seen>) {
     match done {
         Ok(s) => {
             fs.tell(s.ino);
-            reply.entry(kept(&s), &attr(&s), Generation(0));
+            reply.found(&found(&s));
         }
-        Err(e) => reply.error(no(e)),
+        Err(e) => reply.error(e),
     }
 }
 
-fn empty(reply: ReplyEmpty, done: Result<()>) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(no(e)),
-    }
-}
-
-pub(crate) fn xattr(reply: ReplyXattr, size: u32, done: Result<Vec<u8>>) {
-    match done {
-        Ok(v) if size == 0 => reply.size(v.len() as u32),
-        Ok(v) if v.len() > size as usize => reply.error(fuser::Errno::ERANGE),
-        Ok(v) => reply.data(&v),
-        Err(e) => reply.error(no(e)),
-    }
-}
-
-impl Filesystem for Server {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // `fuser` adds FUSE_ASYNC_READ (several reads ahead at once: a page is locked until its answer
-        // is in, and writes of it wait for that) and FUSE_BIG_WRITES.
-        let wanted = [
-            // Cached bytes stay though a size or time changes: only calls through this mount change
-            // them, and `Shared::add_stale` names the exceptions.
-            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-            // `Writing::kill`, `Fs::set` and `Fs::allocate` take set-ID bits; capabilities the kernel
-            // takes itself, by REMOVEXATTR.
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            // Attributes come with names. The kernel drops those that are older than what it knows.
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            // The lock of `Fs::state` orders calls on one directory.
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            // The target of a link never changes, and its number is not given again.
-            InitFlags::FUSE_CACHE_SYMLINKS,
-        ];
-        // Not asked for:
-        // - FUSE_ASYNC_DIO. Cached pages are then dropped before a write by libaio and O_DIRECT alone,
-        //   not after it: a page that is read meanwhile keeps its old bytes, and they come back.
-        // - FUSE_WRITEBACK_CACHE. Writes would come late, and the kernel would own sizes and times.
-        // - FUSE_ATOMIC_O_TRUNC. A truncation is a SETATTR, which is checked and waits for room.
-        // - FUSE_POSIX_LOCKS, FUSE_FLOCK_LOCKS: locks are this machine's, and the kernel keeps them.
-        // - FUSE_POSIX_ACL: lists would be kept, and not enforced.
-        for flag in wanted {
-            // What a kernel lacks costs time only.
-            let _ = config.add_capabilities(flag);
-        }
-        let _ = config.set_max_write(MOST);
-        let _ = config.set_max_readahead(MOST);
-        Ok(())
-    }
-
-    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let fs = self.fs(req);
-        entry(fs, reply, fs.lookup(parent.0, name.as_bytes()));
-    }
-
-    fn forget(&self, req: &Request, ino: INodeNo, times: u64) {
-        self.fs(req).forget(ino.0, times);
-    }
-
-    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.fs(req).seen(ino.0) {
-            Ok(s) => reply.attr(kept(&s), &attr(&s)),
-            Err(e) => reply.error(no(e)),
+impl Calls for Server {
+    fn call(&self, req: &Request<'_>, call: Call<'_>, reply: Reply) {
+        let ino = req.ino;
+        match call {
+            Call::Lookup(name) => {
+                let fs = self.fs(req);
+                entry(fs, reply, fs.lookup(ino, name));
+            }
+            Call::GetAttr => match self.fs(req).seen(ino) {
+                Ok(s) => reply.attr(&attr(&s), kept(&s)),
+                Err(e) => reply.error(e),
+            },
+            Call::SetAttr(setting) => self.set(req, &setting, reply),
+            Call::ReadLink => match self.fs(req).target(ino) {
+                Ok(t) => reply.data(t),
+                Err(e) => reply.error(e),
+            },
+            Call::Open(flags) => self.open(req, flags, reply),
+            Call::Read { offset, size, .. } => self.read(req, offset, size, reply),
+            Call::Write {
+                offset,
+                data,
+                flags,
+            } => self.write(req, offset, data, flags, reply),
+            Call::Release(handle) => {
+                self.fs(req).close(ino, opened_as(handle));
+                reply.ok();
+            }
+            Call::Sync => self.sync(req, move |fs| fs.begin_sync(ino), reply),
+            Call::SyncDir => self.sync(req, Fs::begin_sync_names, reply),
+            Call::OpenDir => {
+                let handle = self.next.fetch_add(1, Relaxed);
+                // No FOPEN_CACHE_DIR: a listing is asked for each time.
+                reply.opened(handle, 0);
+            }
+            Call::ReadDir {
+                handle,
+                offset,
+                size,
+                plus,
+            } => self.list(req, (handle, offset), Entries::new(size), plus, reply),
+            Call::ReleaseDir(handle) => {
+                lock(&self.readings).remove(&handle);
+                reply.ok();
+            }
+            Call::StatFs => self.space(req, reply),
+            Call::GetXattr(name, room) => reply.value(room, self.fs(req).xattr(ino, name)),
+            Call::ListXattr(room) => reply.value(room, self.fs(req).xattrs(ino, asker(req))),
+            Call::Allocate {
+                offset,
+                length,
+                mode,
+            } => self.allocate(req, (offset, length), mode, reply),
+            Call::Seek { offset, whence } => self.seek(req, offset, whence, reply),
+            call => self.change_names(req, call, reply),
         }
     }
 
-    fn setattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        accessed: Option<TimeOrNow>,
-        modified: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
+    fn forget(&self, ino: u64, times: u64) {
+        self.shared.fs.forget(ino, times);
+    }
+}
+
+impl Server {
+    /// Makes a call that makes, removes or changes a name, or an extended attribute.
+    fn change_names(&self, req: &Request<'_>, call: Call<'_>, reply: Reply) {
+        let (ino, asker) = (req.ino, asker(req));
+        match call {
+            Call::Create(new, flags) => self.create(req, new, flags, reply),
+            Call::MkNod(new, device) => self.make_node(req, new, device, reply),
+            Call::MkDir(New { name, mode, umask }) => {
+                let name = name.to_vec();
+                let call = move |fs: &Fs| fs.make(ino, &name, Kind::Dir, mode & !umask, asker);
+                self.when_room(req, call, |fs, done| entry(fs, reply, done));
+            }
+            Call::SymLink(name, target) => {
+                let (name, target) = (name.to_vec(), Kind::Link(target.to_vec()));
+                let call = move |fs: &Fs| fs.make(ino, &name, target.clone(), 0o777, asker);
+                self.when_room(req, call, |fs, done| entry(fs, reply, done));
+            }
+            Call::Link(of, name) => {
+                let name = name.to_vec();
+                let call = move |fs: &Fs| fs.link(of, ino, &name);
+                self.when_room(req, call, |fs, done| entry(fs, reply, done));
+            }
+            Call::Unlink(name) => {
+                let name = name.to_vec();
+                let call = move |fs: &Fs| fs.unlink(ino, &name);
+                self.when_room(req, call, |_, done| reply.done(done));
+            }
+            Call::RmDir(name) => {
+                let name = name.to_vec();
+                let call = move |fs: &Fs| fs.rmdir(ino, &name);
+                self.when_room(req, call, |_, done| reply.done(done));
+            }
+            Call::Rename { name, to, flags } => self.rename(req, name, to, flags, reply),
+            Call::SetXattr { name, value, flags } => {
+                let (name, value) = (name.to_vec(), value.to_vec());
+                let call = move |fs: &Fs| fs.set_xattr(ino, &name, &value, flags);
+                self.when_room(req, call, |_, done| reply.done(done));
+            }
+            Call::RemoveXattr(name) => {
+                let name = name.to_vec();
+                let call = move |fs: &Fs| fs.remove_xattr(ino, &name);
+                self.when_room(req, call, |_, done| reply.done(done));
+            }
+            _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    fn set(&self, req: &Request<'_>, setting: &Setting, reply: Reply) {
         let want = Wanted {
-            mode,
-            uid,
-            gid,
-            size,
-            accessed: time(accessed),
-            modified: time(modified),
+            mode: setting.mode,
+            uid: setting.uid,
+            gid: setting.gid,
+            size: setting.size,
+            accessed: time(setting.accessed),
+            modified: time(setting.modified),
         };
-        let asker = asker(req);
-        let call = move |fs: &Fs| fs.set(ino.0, &want, asker);
+        let (ino, asker) = (req.ino, asker(req));
+        let call = move |fs: &Fs| fs.set(ino, &want, asker);
         self.when_room(req, call, |_, done| match done {
-            Ok(s) => reply.attr(kept(&s), &attr(&s)),
-            Err(e) => reply.error(no(e)),
+            Ok(s) => reply.attr(&attr(&s), kept(&s)),
+            Err(e) => reply.error(e),
         });
     }
 
-    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.fs(req).target(ino.0) {
-            Ok(t) => reply.data(&t),
-            Err(e) => reply.error(no(e)),
-        }
-    }
-
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
-        let bits = mode & !umask;
+    fn make_node(&self, req: &Request<'_>, new: New<'_>, device: u32, reply: Reply) {
+        let (ino, name, asker) = (req.ino, new.name.to_vec(), asker(req));
+        let (mode, bits) = (new.mode, new.mode & !new.umask);
         let call = move |fs: &Fs| match mode & libc::S_IFMT {
-            libc::S_IFREG | 0 => fs.make_file(parent.0, &name, bits, asker, None),
-            kind => fs.make(parent.0, &name, Kind::Special(kind, rdev), bits, asker),
+            libc::S_IFREG | 0 => fs.make_file(ino, &name, bits, asker, None),
+            kind => fs.make(ino, &name, Kind::Special(kind, device), bits, asker),
         };
-        self.when_room(req, call, |fs, done| entry(fs, reply, done));
-    }
-
-    fn mkdir(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
-        let call = move |fs: &Fs| fs.make(parent.0, &name, Kind::Dir, mode & !umask, asker);
-        self.when_room(req, call, |fs, done| entry(fs, reply, done));
-    }
-
-    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        let call = move |fs: &Fs| fs.unlink(parent.0, &name);
-        self.when_room(req, call, |_, done| empty(reply, done));
-    }
-
-    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        let call = move |fs: &Fs| fs.rmdir(parent.0, &name);
-        self.when_room(req, call, |_, done| empty(reply, done));
-    }
-
-    fn symlink(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
-        let target = Kind::Link(target.as_os_str().as_bytes().to_vec());
-        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
-        let call = move |fs: &Fs| fs.make(parent.0, &name, target.clone(), 0o777, asker);
         self.when_room(req, call, |fs, done| entry(fs, reply, done));
     }
 
     fn rename(
         &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        newparent: INodeNo,
-        newname: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
+        req: &Request<'_>,
+        name: &[u8],
+        (dir, to): (u64, &[u8]),
+        flags: u32,
+        reply: Reply,
     ) {
         let how = match flags {
-            f if f.is_empty() => Ok(Renames::Replaces),
-            RenameFlags::RENAME_NOREPLACE => Ok(Renames::NoReplace),
-            RenameFlags::RENAME_EXCHANGE => Ok(Renames::Exchanges),
+            0 => Ok(Renames::Replaces),
+            libc::RENAME_NOREPLACE => Ok(Renames::NoReplace),
+            libc::RENAME_EXCHANGE => Ok(Renames::Exchanges),
             _ => Err(Errno::INVAL),
         };
-        let (from, to) = (name.as_bytes().to_vec(), newname.as_bytes().to_vec());
-        let call = move |fs: &Fs| fs.rename((parent.0, &from), (newparent.0, &to), how?);
-        self.when_room(req, call, |_, done| empty(reply, done));
+        let (ino, from, to) = (req.ino, name.to_vec(), to.to_vec());
+        let call = move |fs: &Fs| fs.rename((ino, &from), (dir, &to), how?);
+        self.when_room(req, call, |_, done| reply.done(done));
     }
 
-    fn link(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        newparent: INodeNo,
-        newname: &OsStr,
-        reply: ReplyEntry,
-    ) {
-        let name = newname.as_bytes().to_vec();
-        let call = move |fs: &Fs| fs.link(ino.0, newparent.0, &name);
-        self.when_room(req, call, |fs, done| entry(fs, reply, done));
-    }
-
-    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let handle = handle(flags.0);
-        match self.fs(req).open_file(ino.0, opened(handle)) {
+    fn open(&self, req: &Request<'_>, flags: i32, reply: Reply) {
+        let handle = handle(flags);
+        match self.fs(req).open_file(req.ino, opened_as(handle)) {
             Ok(()) => {
                 // Every opening of a file has its cached pages, coherent whatever way bytes go:
                 // FOPEN_DIRECT_IO and FOPEN_PASSTHROUGH beside cached openings are not. They stay from
                 // one opening to the next unless the kernel may know what is not so.
-                let keeps = match self.shared.stale_has(ino.0) {
-                    true => FopenFlags::empty(),
-                    false => FopenFlags::FOPEN_KEEP_CACHE,
+                let keeps = match self.shared.stale_has(req.ino) {
+                    true => 0,
+                    false => opened::KEEP_CACHE,
                 };
                 reply.opened(handle, keeps);
             }
-            Err(e) => reply.error(no(e)),
+            Err(e) => reply.error(e),
         }
     }
 
-    fn create(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let (name, asker) = (name.as_bytes().to_vec(), asker(req));
-        let (handle, bits) = (handle(flags), mode & !umask);
-        let how = Some(opened(handle));
-        let call = move |fs: &Fs| fs.make_file(parent.0, &name, bits, asker, how);
+    fn create(&self, req: &Request<'_>, new: New<'_>, flags: i32, reply: Reply) {
+        let (ino, name, asker) = (req.ino, new.name.to_vec(), asker(req));
+        let (handle, bits) = (handle(flags), new.mode & !new.umask);
+        let how = Some(opened_as(handle));
+        let call = move |fs: &Fs| fs.make_file(ino, &name, bits, asker, how);
         self.when_room(req, call, move |fs, done| match done {
             Ok(s) => {
                 fs.tell(s.ino);
+                let found = Found {
+                    kept: ALWAYS,
+                    ..found(&s)
+                };
                 // Nothing of a new file is cached.
-                let kept = FopenFlags::FOPEN_KEEP_CACHE;
-                reply.created(&ALWAYS, &attr(&s), Generation(0), handle, kept);
+                reply.created(&found, handle, opened::KEEP_CACHE);
             }
-            Err(e) => reply.error(no(e)),
+            Err(e) => reply.error(e),
         });
     }
 
-    fn read(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
+    fn read(&self, req: &Request<'_>, offset: u64, size: u32, reply: Reply) {
+        let ino = req.ino;
         let read = move |fs: &Fs| {
-            let mut out = vec![0; size as usize];
-            let n = fs.read(ino.0, offset, &mut out)?;
+            // The kernel asks for no more.
+            let mut out = vec![0; size.min(init::MOST) as usize];
+            let n = fs.read(ino, offset, &mut out)?;
             out.truncate(n);
             Ok(out)
         };
         self.when_open(req, read, |done| match done {
-            Ok(bytes) => reply.data(&bytes),
-            Err(e) => reply.error(no(e)),
+            Ok(bytes) => reply.data(bytes),
+            Err(e) => reply.error(e),
         });
     }
 
-    fn write(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
+    fn write(&self, req: &Request<'_>, offset: u64, data: &[u8], flags: u32, reply: Reply) {
+        let ino = req.ino;
         let how = Writing {
-            kill: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-            mapped: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            kill: flags & write::KILL_SUIDGID != 0,
+            mapped: flags & write::CACHE != 0,
             in_vain: None,
         };
         let (fs, shared, place) = (self.fs(req), self.shared.clone(), (offset, data.len()));
         let progress = Progress::default();
         let write = move |fs: &Fs, data: &[u8], how| {
-            let done = fs.write(ino.0, offset, data, how, &progress);
+            let done = fs.write(ino, offset, data, how, &progress);
             done.map(|()| progress.killed())
         };
         let done = at_once(|| write(fs, data, how));
@@ -567,7 +515,8 @@ impl Filesystem for Server {
             return shared.wrote(ino, place, how, done, reply);
         }
         // What the kernel writes back it writes from few requests at a time, and would drop.
-        if !how.mapped && !shared.later.takes(data.len()) {
+        let takes = shared.later.takes(data.len()) && req.by.may_wait();
+        if !how.mapped && !takes {
             return shared.wrote(ino, place, how, Err(Errno::NOMEM), reply);
         }
         let (data, mut reply) = (data.to_vec(), Some(reply));
@@ -581,232 +530,94 @@ impl Filesystem for Server {
             !waits
         };
         // What the kernel writes back was stored before, and is not to be lost with a program.
-        let caller = if how.mapped { 0 } else { req.pid() };
+        let caller = if how.mapped { 0 } else { req.pid };
         let later = &self.shared.later;
         later.call_again(fs, caller, place.1, Box::new(again));
     }
 
-    /// A descriptor is closed: nothing is committed by that.
-    fn flush(
+    /// Lists a directory from a place of the reading `handle`, into `entries`.
+    fn list(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _lock_owner: LockOwner,
-        reply: ReplyEmpty,
+        req: &Request<'_>,
+        (handle, offset): (u64, u64),
+        mut entries: Entries,
+        plus: bool,
+        reply: Reply,
     ) {
-        // The kernel asks no more.
-        reply.error(fuser::Errno::ENOSYS);
-    }
-
-    fn release(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.fs(req).close(ino.0, opened(fh));
-        reply.ok();
-    }
-
-    fn fsync(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.sync(req, move |fs| fs.begin_sync(ino.0), reply);
-    }
-
-    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let fh = self.next.fetch_add(1, Relaxed);
-        // No FOPEN_CACHE_DIR: a listing is asked for each time.
-        reply.opened(FileHandle(fh), FopenFlags::empty());
-    }
-
-    fn readdir(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let entries = match self.reading(ino, fh, offset) {
-            Ok(entries) => entries,
-            Err(e) => return reply.error(no(e)),
+        let all = match self.reading(req.ino, handle, offset) {
+            Ok(all) => all,
+            Err(e) => return reply.error(e),
         };
-        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
-            let Ok(s) = self.as_of_now(req, ino, e) else {
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (i, e) in all.iter().enumerate().skip(from) {
+            let Ok(s) = self.as_of_now(req, req.ino, e) else {
                 continue;
             };
-            let kind = kind(&s.attributes.kind);
-            let name = OsStr::from_bytes(&e.name);
-            if reply.add(INodeNo(s.ino), i as u64 + 1, kind, name) {
-                break;
-            }
-        }
-        reply.ok();
-    }
-
-    fn readdirplus(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectoryPlus,
-    ) {
-        let entries = match self.reading(ino, fh, offset) {
-            Ok(entries) => entries,
-            Err(e) => return reply.error(no(e)),
-        };
-        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
-            let Ok(s) = self.as_of_now(req, ino, e) else {
-                continue;
-            };
-            let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
-            let full = reply.add(INodeNo(s.ino), at, name, kept(&s), &attr(&s), Generation(0));
-            if full {
+            let found = plus.then(|| found(&s));
+            let (node, next) = ((s.ino, kind(&s.attributes.kind)), i as u64 + 1);
+            if !entries.add(node, next, &e.name, found.as_ref()) {
                 break;
             }
             // Of these two the kernel takes no note.
-            if !matches!(&e.name[..], b"." | b"..") {
+            if plus && !matches!(&e.name[..], b"." | b"..") {
                 self.fs(req).tell(s.ino);
             }
         }
-        reply.ok();
+        reply.entries(entries);
     }
 
-    fn releasedir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        _flags: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
-        let mut all = self.readings.lock().unwrap_or_else(|e| e.into_inner());
-        all.remove(&fh.0);
-        reply.ok();
-    }
-
-    fn fsyncdir(
-        &self,
-        req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.sync(req, Fs::begin_sync_names, reply);
-    }
-
-    fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+    fn space(&self, req: &Request<'_>, reply: Reply) {
         let fs = self.fs(req);
         match rustix::fs::statvfs(fs.volume().directory()) {
             Ok(s) => {
                 // What calls find that make something, on the fuller node.
                 let left = fs.left();
-                let available = s.f_bavail.min(left.bytes / s.f_frsize.max(1));
                 let files = s.f_ffree.min(left.files);
-                reply.statfs(
-                    s.f_blocks,
-                    s.f_bfree,
-                    available,
-                    fs.nodes() + files,
-                    files,
-                    s.f_bsize as u32,
-                    255,
-                    s.f_frsize as u32,
-                )
+                reply.space(&Space {
+                    blocks: s.f_blocks,
+                    free: s.f_bfree,
+                    available: s.f_bavail.min(left.bytes / s.f_frsize.max(1)),
+                    files: fs.nodes() + files,
+                    free_files: files,
+                    block: s.f_bsize as u32,
+                    fragment: s.f_frsize as u32,
+                });
             }
-            Err(e) => reply.error(no(e)),
+            Err(e) => reply.error(e),
         }
     }
 
-    fn setxattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        let call = move |fs: &Fs| fs.set_xattr(ino.0, &name, &value, flags);
-        self.when_room(req, call, |_, done| empty(reply, done));
-    }
-
-    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.fs(req).xattr(ino.0, name.as_bytes()));
-    }
-
-    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.fs(req).xattrs(ino.0, asker(req)));
-    }
-
-    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes().to_vec();
-        let call = move |fs: &Fs| fs.remove_xattr(ino.0, &name);
-        self.when_room(req, call, |_, done| empty(reply, done));
-    }
-
-    fn fallocate(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let (shared, asker) = (self.shared.clone(), asker(req));
+    fn allocate(&self, req: &Request<'_>, range: (u64, u64), mode: i32, reply: Reply) {
+        let (ino, shared, asker) = (req.ino, self.shared.clone(), asker(req));
         let progress = Progress::default();
         let call = move |fs: &Fs| {
-            fs.allocate(ino.0, (offset, length), mode, asker, &progress)?;
+            fs.allocate(ino, range, mode, asker, &progress)?;
             Ok(progress.killed())
         };
         self.when_room(req, call, move |_, done| {
             if done.is_err() {
                 // A part may be done, and the kernel keeps what it knew of the file.
-                shared.add_stale(ino.0);
+                shared.add_stale(ino);
             }
             shared.forget_mode(ino, done == Ok(true));
-            empty(reply, done.map(drop));
+            reply.done(done.map(drop));
             if done.is_err() {
                 shared.turn.notify();
             }
         });
     }
 
-    fn lseek(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: i64,
-        whence: i32,
-        reply: ReplyLseek,
-    ) {
+    fn seek(&self, req: &Request<'_>, offset: i64, whence: i32, reply: Reply) {
+        let ino = req.ino;
         let at = u64::try_from(offset).map_err(|_| Errno::NXIO);
         let seek = move |fs: &Fs| match whence {
-            libc::SEEK_DATA => fs.seek(ino.0, at?, false),
-            libc::SEEK_HOLE => fs.seek(ino.0, at?, true),
+            libc::SEEK_DATA => fs.seek(ino, at?, false),
+            libc::SEEK_HOLE => fs.seek(ino, at?, true),
             _ => Err(Errno::INVAL),
         };
         self.when_open(req, seek, |done| match done {
-            Ok(at) => reply.offset(at as i64),
-            Err(e) => reply.error(no(e)),
+            Ok(at) => reply.offset(at),
+            Err(e) => reply.error(e),
         });
     }
 }

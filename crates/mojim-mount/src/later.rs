@@ -11,7 +11,8 @@
 //!
 //! Invariants:
 //! - A sync point that is committed at once is waited for by the thread that serves it: no other
-//!   thread has to be woken. At most [`WAITING`] threads wait so, for [`SOON`] each.
+//!   thread has to be woken. At most [`WAITING`] threads wait so, for [`SOON`] each; one that serves a
+//!   processor alone, as long as nobody else asks it.
 //! - A call that is made anew had changed nothing.
 //! - A call fails for want of progress only if nothing has moved for as long as it has waited here, and
 //!   for at least as long as a caller of the volume waits; and after twice that time at the latest.
@@ -30,6 +31,7 @@ use mojim_env::event::Event;
 use rustix::io::Errno;
 
 use crate::THREADS;
+use crate::at_once::others_ask;
 use crate::fs::{Fs, Result, lock, told};
 use crate::killed::is_killed;
 
@@ -37,6 +39,8 @@ use crate::killed::is_killed;
 const WAITING: usize = THREADS - 2;
 /// For how long.
 const SOON: Duration = Duration::from_millis(10);
+/// How often one that serves alone looks meanwhile whether others ask.
+const STEP: Duration = Duration::from_millis(1);
 /// How often the threads look whether the mount ends.
 const TURN: Duration = Duration::from_secs(1);
 /// How often it is looked, while calls wait, whether their threads are being killed.
@@ -123,12 +127,7 @@ impl Later {
         batch: Batch,
         answer: impl FnOnce(Result<()>) + Send + 'static,
     ) {
-        let mut done = Ok(false);
-        if self.waiting.fetch_add(1, Relaxed) < WAITING {
-            done = fs.volume().complete_within(&batch, SOON);
-        }
-        self.waiting.fetch_sub(1, Relaxed);
-        match done {
+        match self.complete_soon(fs, &batch) {
             Ok(true) => answer(Ok(())),
             Ok(false) => {
                 let mut points = lock(&self.points);
@@ -149,6 +148,25 @@ impl Later {
             }
             Err(e) => answer(Err(told(&e))),
         }
+    }
+
+    /// Waits for a sync point for a moment. False if it takes longer.
+    fn complete_soon(&self, fs: &Fs, batch: &Batch) -> mojim_env::Result<bool> {
+        if others_ask().is_some() {
+            let begun = Instant::now();
+            let mut done = fs.volume().complete_within(batch, Duration::ZERO);
+            while matches!(done, Ok(false)) && others_ask() == Some(false) && begun.elapsed() < SOON
+            {
+                done = fs.volume().complete_within(batch, STEP);
+            }
+            return done;
+        }
+        let mut done = Ok(false);
+        if self.waiting.fetch_add(1, Relaxed) < WAITING {
+            done = fs.volume().complete_within(batch, SOON);
+        }
+        self.waiting.fetch_sub(1, Relaxed);
+        done
     }
 
     /// Whether a call may wait here that keeps `bytes`.

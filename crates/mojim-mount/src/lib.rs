@@ -6,8 +6,9 @@
 //! `read` owns mounts that only show what a node that follows has.
 //!
 //! The files import downwards only: `read`; `fuse`, `commit`; `later`; `beside`, `directory`, `taking`;
-//! `fs`; `tree`; `names`, `room`; `at_once`, `cells`, `killed`, `lost`,
-//! `overlay`.
+//! `fs`, `session`; `tree`, `rings`; `names`, `device`, `mounting`, `room`; `calls`; `reply`; `at_once`,
+//! `cells`, `flags`, `init`, `killed`, `lost`, `overlay`, `switch`. `session` and what it imports is the way
+//! to the kernel: `device` over /dev/fuse, `rings` over io_uring.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
@@ -20,7 +21,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
 use mojim::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Context, Error, Result};
@@ -29,27 +29,38 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 mod at_once;
 mod beside;
+mod calls;
 mod cells;
 mod commit;
+mod device;
 mod directory;
 mod flags;
 mod fs;
 mod fuse;
+mod init;
 mod killed;
 mod later;
 mod lost;
+mod mounting;
 mod names;
 mod overlay;
 mod read;
+mod reply;
+mod rings;
 mod room;
+mod session;
+mod switch;
 mod taking;
 mod tree;
 
+use device::Device;
 pub use flags::Flags;
 use fs::Fs;
 pub use fs::Options;
 use later::Later;
 pub use read::Reading;
+use session::{Session, Setup};
+pub use switch::Uring;
 
 /// Threads that serve the kernel. Calls that have to wait keep none of them for long (`later`).
 const THREADS: usize = 8;
@@ -58,7 +69,7 @@ const TURN: Duration = Duration::from_millis(500);
 
 /// A directory in which a volume is mounted.
 pub struct Mounted {
-    session: Option<BackgroundSession>,
+    session: Option<Session>,
     commits: Option<JoinHandle<()>>,
     /// Those of calls that wait.
     later: Vec<JoinHandle<()>>,
@@ -73,7 +84,7 @@ struct Shared {
     fs: Fs,
     later: Later,
     /// To tell the kernel that something it knows is so no longer.
-    kernel: OnceLock<Notifier>,
+    kernel: OnceLock<Arc<Device>>,
     /// Files of which the kernel is to forget what it knows, and how often that was found.
     stale: Mutex<BTreeMap<u64, u64>>,
     ends: AtomicBool,
@@ -89,13 +100,13 @@ impl Mounted {
     /// `Damaged` if the file of names is; `Io` if the system does not let this process mount.
     pub fn over(volume: Volume, directory: &Path, options: Options) -> Result<Mounted> {
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-        let named = flags::named(options.source.as_deref(), volume.name());
+        let source = flags::source(options.source.as_deref(), volume.name());
         let most_waiting = options.most_waiting.min(volume.most_at_once());
         let options = Options {
             most_waiting,
             ..options
         };
-        let flags = options.flags;
+        let (flags, uring) = (options.flags, options.uring);
         let fs = Fs::open(volume, options, uid.as_raw(), gid.as_raw())?;
         let shared = Arc::new(Shared {
             fs,
@@ -105,18 +116,17 @@ impl Mounted {
             ends: AtomicBool::new(false),
             turn: Event::new(),
         });
-        let mut config = Config::default();
-        config.mount_options = named.into();
-        config.mount_options.push(MountOption::DefaultPermissions);
-        config.mount_options.extend(flags.options());
-        if uid.is_root() {
-            config.acl = SessionACL::All;
-        }
-        config.n_threads = Some(THREADS);
-        let what = || format!("mounting at {}", directory.display());
-        let session = fuser::spawn_mount(fuse::Server::new(shared.clone()), directory, &config);
-        let session = session.context(what)?;
-        let _ = shared.kernel.set(session.notifier());
+        let server = Arc::new(fuse::Server::new(shared.clone()));
+        let setup = Setup {
+            directory,
+            source,
+            flags,
+            wanted: fuse::WANTED,
+            threads: THREADS,
+            uring,
+        };
+        let session = Session::begin(server, setup)?;
+        let _ = shared.kernel.set(session.device());
         let mut mounted = Mounted {
             session: Some(session),
             commits: None,
@@ -142,6 +152,11 @@ impl Mounted {
         Ok(mounted)
     }
 
+    /// Whether the kernel's requests come over io_uring.
+    pub fn is_over_uring(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_over_uring)
+    }
+
     /// Where it is mounted.
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -149,7 +164,7 @@ impl Mounted {
 
     /// Whether somebody has unmounted it.
     pub fn is_over(&self) -> bool {
-        self.session.as_ref().is_none_or(|s| s.guard.is_finished())
+        self.session.as_ref().is_none_or(Session::is_over)
     }
 
     /// Whether nothing can be committed here any more, since another node is the primary.
@@ -175,7 +190,7 @@ impl Mounted {
     }
 
     fn take_away(&self, flags: UnmountFlags) -> Result<()> {
-        directory::take_away(&self.directory, flags)?;
+        mounting::take_away(&self.directory, flags)?;
         self.left.store(true, SeqCst);
         Ok(())
     }
@@ -193,7 +208,7 @@ impl Mounted {
         };
         for ino in self.shared.fs.inodes() {
             // It may know nothing of that file.
-            let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
+            let _ = kernel.inval_inode(ino, 0, 0);
         }
     }
 
@@ -210,10 +225,10 @@ impl Mounted {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
-        if !session.guard.is_finished() {
+        if !session.is_over() {
             self.write_back();
         }
-        let unmounted = directory::unmount(session, &self.directory, self.left.load(SeqCst));
+        let unmounted = directory::unmount(&session, &self.directory, self.left.load(SeqCst));
         self.shared.ends.store(true, SeqCst);
         self.shared.turn.notify();
         if let Some(t) = self.commits.take() {
@@ -253,7 +268,7 @@ impl Mounted {
         for ino in self.shared.fs.open_inodes() {
             // The kernel writes what it forgets. If a write fails, that is known by it; and what the
             // kernel knows nothing of, or has no connection for any more, is not there to be written.
-            let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
+            let _ = kernel.inval_inode(ino, 0, 0);
         }
     }
 }
@@ -284,7 +299,7 @@ impl Shared {
         let stale = fs::lock(&self.stale).clone();
         for (ino, times) in stale {
             // It may know nothing of that file.
-            let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
+            let _ = kernel.inval_inode(ino, 0, 0);
             let mut stale = fs::lock(&self.stale);
             if stale.get(&ino) == Some(&times) {
                 stale.remove(&ino);

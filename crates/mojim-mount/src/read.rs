@@ -12,28 +12,25 @@
 //! - Nothing changes the volume. While the node does not answer, calls fail.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use fuser::{
-    BackgroundSession, BsdFileFlags, Config, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenAccMode, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
-};
 use mojim::ReaderFiles;
-use mojim_env::{Context, Error};
+use mojim_env::Error;
 use rustix::io::Errno;
 
+use crate::calls::{Call, Calls, Request};
 use crate::cells::Kind;
 use crate::directory;
 use crate::flags::{self, Flags};
 use crate::fs::{Entry, Result, Seen, lock, now};
-use crate::fuse::{MOST, attr, kind, no, xattr};
+use crate::fuse::{attr, kind};
+use crate::init;
+use crate::reply::{Entries, Found, Reply, Space, opened};
+use crate::session::{Session, Setup};
+use crate::switch::Uring;
 use crate::tree::{Asker, NAMES, Node, ROOT, Tree};
 
 /// Threads that answer the kernel.
@@ -44,6 +41,12 @@ const FRESH: Duration = Duration::from_millis(20);
 /// [`STALE`].
 const PART: u32 = 4;
 const STALE: Duration = Duration::from_millis(500);
+/// What is asked for of what the kernel offers. FUSE_ASYNC_DIO is not, as in `fuse`, though nothing is
+/// written.
+const WANTED: u64 = {
+    // The pages of private mappings are dropped when a size or time changes.
+    init::AUTO_INVAL_DATA | init::DO_READDIRPLUS | init::READDIRPLUS_AUTO | init::PARALLEL_DIROPS
+};
 /// Numbers of files that the file of names does not have, with that of the file behind it.
 const FILES: u64 = 1 << 50;
 /// The same of directories, with a number of ours behind it.
@@ -51,7 +54,7 @@ const DIRS: u64 = 1 << 51;
 
 /// A directory in which a volume is shown.
 pub struct Reading {
-    session: Option<BackgroundSession>,
+    session: Option<Session>,
     directory: PathBuf,
 }
 
@@ -71,28 +74,27 @@ impl Reading {
         flags: Flags,
         source: Option<&str>,
     ) -> mojim_env::Result<Reading> {
-        let named = flags::named(source, files.name());
+        let source = flags::source(source, files.name());
         let shows = Shows::new(files);
         shows.refresh(&mut lock(&shows.tree))?;
-        let mut config = Config::default();
-        config.mount_options = named.into();
-        config.mount_options.push(MountOption::DefaultPermissions);
-        let flags = Flags {
-            read_only: true,
-            ..flags
-        };
-        config.mount_options.extend(flags.options());
-        if rustix::process::getuid().is_root() {
-            config.acl = SessionACL::All;
-        }
-        config.n_threads = Some(THREADS);
         let server = Server {
             shows,
             readings: Mutex::default(),
             next: AtomicU64::new(1),
         };
-        let session = fuser::spawn_mount(server, directory, &config);
-        let session = session.context(|| format!("mounting at {}", directory.display()))?;
+        let setup = Setup {
+            directory,
+            source,
+            flags: Flags {
+                read_only: true,
+                ..flags
+            },
+            wanted: WANTED,
+            threads: THREADS,
+            // A call may wait for the node, in the thread that serves: there are several.
+            uring: Uring::Off,
+        };
+        let session = Session::begin(Arc::new(server), setup)?;
         Ok(Reading {
             session: Some(session),
             directory: directory.to_owned(),
@@ -101,7 +103,7 @@ impl Reading {
 
     /// Whether somebody has unmounted it.
     pub fn is_over(&self) -> bool {
-        self.session.as_ref().is_none_or(|s| s.guard.is_finished())
+        self.session.as_ref().is_none_or(Session::is_over)
     }
 
     /// Unmounts. Who has a file open there can read it on, as long as this process runs.
@@ -114,7 +116,7 @@ impl Reading {
 
     fn stop(&mut self) -> mojim_env::Result<()> {
         match self.session.take() {
-            Some(session) => directory::unmount(session, &self.directory, false),
+            Some(session) => directory::unmount(&session, &self.directory, false),
             None => Ok(()),
         }
     }
@@ -193,11 +195,16 @@ impl Shown {
     }
 }
 
-/// A file's number tells it from others that have had its node's number.
-fn generation(s: &Seen) -> Generation {
-    match s.attributes.kind {
-        Kind::File(number) => Generation(number.into()),
-        _ => Generation(0),
+/// What the kernel is told of a node: it keeps nothing of it.
+fn found(s: &Seen) -> Found {
+    Found {
+        attr: attr(s),
+        // A file's number tells it from others that have had its node's number.
+        generation: match s.attributes.kind {
+            Kind::File(number) => number.into(),
+            _ => 0,
+        },
+        kept: Duration::ZERO,
     }
 }
 
@@ -358,349 +365,150 @@ struct Server {
 
 impl Server {
     /// What was in a directory when its reading began; it begins anew at offset 0.
-    fn reading(&self, ino: INodeNo, fh: FileHandle, offset: u64) -> Result<Listed> {
+    fn reading(&self, ino: u64, handle: u64, offset: u64) -> Result<Listed> {
         if offset > 0
-            && let Some(r) = lock(&self.readings).get(&fh.0)
+            && let Some(r) = lock(&self.readings).get(&handle)
         {
             return Ok(r.clone());
         }
         let shown = self.shows.now()?;
-        let entries = shown.entries(ino.0)?;
+        let entries = shown.entries(ino)?;
         let reading = Arc::new((shown, entries));
-        lock(&self.readings).insert(fh.0, reading.clone());
+        lock(&self.readings).insert(handle, reading.clone());
         Ok(reading)
     }
 
     /// Asks the tree about a node.
-    fn of<T>(&self, ino: INodeNo, f: impl FnOnce(&Shown, &Node) -> Result<T>) -> Result<T> {
+    fn of<T>(&self, ino: u64, f: impl FnOnce(&Shown, &Node) -> Result<T>) -> Result<T> {
         let shown = self.shows.now()?;
-        f(&shown, shown.node(ino.0)?)
+        f(&shown, shown.node(ino)?)
     }
 }
 
-const READ_ONLY: fuser::Errno = fuser::Errno::EROFS;
-
-impl Filesystem for Server {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // As in `fuse`; FUSE_ASYNC_DIO is not asked for here either, though nothing is written.
-        let wanted = [
-            // The pages of private mappings are dropped when a size or time changes.
-            InitFlags::FUSE_AUTO_INVAL_DATA,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-        ];
-        for flag in wanted {
-            // What a kernel lacks costs time only.
-            let _ = config.add_capabilities(flag);
-        }
-        let _ = config.set_max_write(MOST);
-        let _ = config.set_max_readahead(MOST);
-        Ok(())
-    }
-
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let shown = self.shows.now();
-        match shown.and_then(|s| s.named(parent.0, name.as_bytes())) {
-            Ok(s) => reply.entry(&Duration::ZERO, &attr(&s), generation(&s)),
-            Err(e) => reply.error(no(e)),
-        }
-    }
-
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.of(ino, |shown, node| Ok(shown.seen(node))) {
-            Ok(s) => reply.attr(&Duration::ZERO, &attr(&s)),
-            Err(e) => reply.error(no(e)),
-        }
-    }
-
-    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        let target = self.of(ino, |_, node| match &node.attributes.kind {
-            Kind::Link(target) => Ok(target.clone()),
-            _ => Err(Errno::INVAL),
-        });
-        match target {
-            Ok(t) => reply.data(&t),
-            Err(e) => reply.error(no(e)),
-        }
-    }
-
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if flags.acc_mode() != OpenAccMode::O_RDONLY {
-            return reply.error(READ_ONLY);
-        }
-        match self.shows.open(ino.0) {
-            // The kernel keeps no bytes: each read asks the node. Shared mappings are refused by it.
-            Ok(n) => reply.opened(FileHandle(n.into()), FopenFlags::FOPEN_DIRECT_IO),
-            Err(e) => reply.error(no(e)),
-        }
-    }
-
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        match self.shows.read(fh.0 as u32, offset, size) {
-            Ok(bytes) => reply.data(&bytes),
-            Err(e) => reply.error(no(e)),
-        }
-    }
-
-    fn flush(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _lock_owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        // The kernel asks no more.
-        reply.error(fuser::Errno::ENOSYS);
-    }
-
-    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let fh = self.next.fetch_add(1, Relaxed);
-        reply.opened(FileHandle(fh), FopenFlags::empty());
-    }
-
-    fn readdir(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let listed = match self.reading(ino, fh, offset) {
-            Ok(listed) => listed,
-            Err(e) => return reply.error(no(e)),
-        };
-        let (shown, entries) = &*listed;
-        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
-            let Ok(node) = shown.node(e.ino) else {
-                continue;
-            };
-            let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
-            if reply.add(INodeNo(e.ino), at, kind(&node.attributes.kind), name) {
-                break;
+impl Calls for Server {
+    fn call(&self, req: &Request<'_>, call: Call<'_>, reply: Reply) {
+        let ino = req.ino;
+        match call {
+            Call::Lookup(name) => match self.shows.now().and_then(|s| s.named(ino, name)) {
+                Ok(s) => reply.found(&found(&s)),
+                Err(e) => reply.error(e),
+            },
+            Call::GetAttr => match self.of(ino, |shown, node| Ok(shown.seen(node))) {
+                Ok(s) => reply.attr(&attr(&s), Duration::ZERO),
+                Err(e) => reply.error(e),
+            },
+            Call::ReadLink => match self.of(ino, |_, node| target(node)) {
+                Ok(t) => reply.data(t),
+                Err(e) => reply.error(e),
+            },
+            Call::Open(flags) => self.open(ino, flags, reply),
+            Call::Read {
+                handle,
+                offset,
+                size,
+            } => match self.shows.read(handle as u32, offset, size) {
+                Ok(bytes) => reply.data(bytes),
+                Err(e) => reply.error(e),
+            },
+            Call::OpenDir => reply.opened(self.next.fetch_add(1, Relaxed), 0),
+            Call::ReadDir {
+                handle,
+                offset,
+                size,
+                plus,
+            } => self.list(ino, (handle, offset), Entries::new(size), plus, reply),
+            Call::ReleaseDir(handle) => {
+                lock(&self.readings).remove(&handle);
+                reply.ok();
             }
+            Call::Release(_) => reply.ok(),
+            Call::StatFs => self.space(reply),
+            Call::GetXattr(name, room) => {
+                let value = self.of(ino, |shown, node| {
+                    let value = shown.tree.xattr(node.ino, name)?;
+                    Ok(value.to_vec())
+                });
+                reply.value(room, value);
+            }
+            Call::ListXattr(room) => {
+                let names = self.of(ino, |shown, node| {
+                    let names = shown.tree.xattrs(node.ino)?;
+                    Ok(names.flat_map(|n| [n, b"\0"].concat()).collect())
+                });
+                reply.value(room, names);
+            }
+            // Nothing is there to be synced, and where holes are nobody knows: the kernel does without.
+            Call::Sync | Call::SyncDir | Call::Seek { .. } => reply.error(Errno::NOSYS),
+            // What changes something comes here only if somebody has mounted the directory anew to be
+            // written (`mount -o remount,rw`).
+            _ => reply.error(Errno::ROFS),
         }
-        reply.ok();
     }
 
-    fn readdirplus(
+    fn forget(&self, _ino: u64, _times: u64) {}
+}
+
+fn target(node: &Node) -> Result<Vec<u8>> {
+    match &node.attributes.kind {
+        Kind::Link(target) => Ok(target.clone()),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+impl Server {
+    fn open(&self, ino: u64, flags: i32, reply: Reply) {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return reply.error(Errno::ROFS);
+        }
+        match self.shows.open(ino) {
+            // The kernel keeps no bytes: each read asks the node. Shared mappings are refused by it.
+            Ok(n) => reply.opened(n.into(), opened::DIRECT_IO),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    /// Lists a directory from a place of the reading `handle`, into `entries`.
+    fn list(
         &self,
-        _req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        ino: u64,
+        (handle, offset): (u64, u64),
+        mut entries: Entries,
+        plus: bool,
+        reply: Reply,
     ) {
-        let listed = match self.reading(ino, fh, offset) {
+        let listed = match self.reading(ino, handle, offset) {
             Ok(listed) => listed,
-            Err(e) => return reply.error(no(e)),
+            Err(e) => return reply.error(e),
         };
-        let (shown, entries) = &*listed;
-        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
+        let (shown, all) = &*listed;
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (i, e) in all.iter().enumerate().skip(from) {
             let Ok(s) = shown.node(e.ino).map(|n| shown.seen(n)) else {
                 continue;
             };
-            let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
-            let none = Duration::ZERO;
-            if reply.add(INodeNo(s.ino), at, name, &none, &attr(&s), generation(&s)) {
+            let found = plus.then(|| found(&s));
+            let (node, next) = ((s.ino, kind(&s.attributes.kind)), i as u64 + 1);
+            if !entries.add(node, next, &e.name, found.as_ref()) {
                 break;
             }
         }
-        reply.ok();
+        reply.entries(entries);
     }
 
-    fn releasedir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        _flags: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
-        lock(&self.readings).remove(&fh.0);
-        reply.ok();
-    }
-
-    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+    fn space(&self, reply: Reply) {
         let nodes = self.shows.now().map(|s| s.tree.counts());
         let at = self.shows.files.directory();
         match nodes.and_then(|n| Ok((n, rustix::fs::statvfs(at)?))) {
-            Ok((nodes, s)) => reply.statfs(
-                s.f_blocks,
-                s.f_bfree,
-                s.f_bavail,
-                nodes + s.f_ffree,
-                s.f_ffree,
-                s.f_bsize as u32,
-                255,
-                s.f_frsize as u32,
-            ),
-            Err(e) => reply.error(no(e)),
+            Ok((nodes, s)) => reply.space(&Space {
+                blocks: s.f_blocks,
+                free: s.f_bfree,
+                available: s.f_bavail,
+                files: nodes + s.f_ffree,
+                free_files: s.f_ffree,
+                block: s.f_bsize as u32,
+                fragment: s.f_frsize as u32,
+            }),
+            Err(e) => reply.error(e),
         }
-    }
-
-    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let value = self.of(ino, |shown, node| {
-            let value = shown.tree.xattr(node.ino, name.as_bytes())?;
-            Ok(value.to_vec())
-        });
-        xattr(reply, size, value);
-    }
-
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let names = self.of(ino, |shown, node| {
-            let names = shown.tree.xattrs(node.ino)?;
-            Ok(names.flat_map(|n| [n, b"\0"].concat()).collect())
-        });
-        xattr(reply, size, names);
-    }
-
-    // What changes something comes here only if somebody has mounted the directory anew to be
-    // written (`mount -o remount,rw`).
-
-    fn setattr(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        _size: Option<u64>,
-        _accessed: Option<TimeOrNow>,
-        _modified: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn mknod(
-        &self,
-        _req: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn mkdir(
-        &self,
-        _req: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        reply: ReplyEntry,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn unlink(&self, _req: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(READ_ONLY);
-    }
-
-    fn rmdir(&self, _req: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(READ_ONLY);
-    }
-
-    fn symlink(
-        &self,
-        _req: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _target: &Path,
-        reply: ReplyEntry,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn rename(
-        &self,
-        _req: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _newparent: INodeNo,
-        _newname: &OsStr,
-        _flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn link(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _newparent: INodeNo,
-        _newname: &OsStr,
-        reply: ReplyEntry,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn create(
-        &self,
-        _req: &Request,
-        _parent: INodeNo,
-        _name: &OsStr,
-        _mode: u32,
-        _umask: u32,
-        _flags: i32,
-        reply: ReplyCreate,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn write(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _offset: u64,
-        _data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn setxattr(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _name: &OsStr,
-        _value: &[u8],
-        _flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        reply.error(READ_ONLY);
-    }
-
-    fn removexattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(READ_ONLY);
     }
 }

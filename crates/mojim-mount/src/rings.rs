@@ -1,0 +1,632 @@
+//! FUSE over io_uring: a queue of requests for each processor, and a thread on it that serves them.
+//!
+//! A request comes to the queue of the processor of who asks, so nobody has to be woken on another one. Its
+//! answer takes the place of the call that asks for the next one: one system call a request.
+//!
+//! Owns the rings, and the memory through which requests and answers go, in entries of one request each.
+//!
+//! Invariants:
+//! - An entry is the kernel's or ours: ours from the moment that its request came until its answer is
+//!   handed in. Only the thread of its queue looks at it, and hands in answers: the kernel gives the next
+//!   request in the thread that handed in the last answer, and a thread that has ended gets none.
+//! - All entries are there from the start. (Requests that have come to a queue without a free entry are
+//!   taken with the next answer of that queue, not by an entry that is added.)
+//! - Calls that are answered later keep their entries, all but [`SPARE`] of a queue at most: others can
+//!   always be served. So who would keep more waiting is refused ([`Transport::may_wait`]).
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use io_uring::squeue::Entry128;
+use io_uring::{IoUring, cqueue, opcode, types};
+use mojim_format::bytes::Writer;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::at_once::serve_alone;
+use crate::calls::{Calls, Head, Raw, serve};
+use crate::device::Device;
+use crate::init::MOST;
+use crate::reply::Transport;
+
+/// Commands of the kernel.
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+/// Entries of a queue, and of all queues together where there are many.
+const MOST_ENTRIES: usize = 1024;
+const LEAST_ENTRIES: usize = 256;
+const ALL_ENTRIES: usize = 32 << 10;
+/// Entries of a queue that no call keeps for long.
+const SPARE: usize = 64;
+/// Room for what follows an argument, and for an answer: the kernel asks for so much.
+const PAYLOAD: usize = MOST as usize;
+/// Memory of an entry beyond this is given back after use, unless few entries have it.
+const SMALL: usize = 64 << 10;
+const WARM: usize = 8;
+/// Commands that are handed in at once.
+const BATCH: usize = 128;
+/// What a completion is for that is for no entry.
+const WAKE: u64 = u64::MAX;
+
+/// What comes in front of a request's payload, and of an answer's.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    /// The header of a request or an answer.
+    head: [u8; 128],
+    argument: [u8; 128],
+    flags: u64,
+    commit: u64,
+    payload: u32,
+    padding: u32,
+    reserved: u64,
+}
+
+const _: () = assert!(size_of::<Header>() == 288);
+
+/// The entries' memory. Only pages that are used take any.
+struct Memory {
+    at: NonNull<u8>,
+    entries: usize,
+}
+
+impl Memory {
+    const ENTRY: usize = PAYLOAD + size_of::<Header>();
+
+    fn new(entries: usize) -> io::Result<Memory> {
+        let len = entries * Memory::ENTRY;
+        let (access, how) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: new memory takes no other's place.
+        let at = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, access, how | MapFlags::NORESERVE)
+        }?;
+        let at = NonNull::new(at.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: the range is the one that was just mapped. A huge page would be two entries'.
+        let advised = unsafe { madvise(at.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
+        // A kernel without huge pages has no such advice.
+        let _ = advised;
+        Ok(Memory { at, entries })
+    }
+
+    /// The payload of an entry.
+    fn payload(&self, entry: usize) -> *mut u8 {
+        assert!(entry < self.entries);
+        // SAFETY: payloads come first, `entries` of them.
+        unsafe { self.at.as_ptr().add(entry * PAYLOAD) }
+    }
+
+    fn header(&self, entry: usize) -> *mut Header {
+        assert!(entry < self.entries);
+        // SAFETY: headers come behind all payloads, `entries` of them, and 288 is a multiple of their
+        // alignment, as the payloads' length is.
+        unsafe {
+            let headers = self.at.as_ptr().add(self.entries * PAYLOAD);
+            headers.cast::<Header>().add(entry)
+        }
+    }
+
+    /// Gives back what an entry has beyond [`SMALL`].
+    fn trim(&self, entry: usize) {
+        // SAFETY: it lies within the payload, which is ours, and nobody refers to.
+        let trimmed = unsafe {
+            let at = self.payload(entry).add(SMALL);
+            madvise(at.cast(), PAYLOAD - SMALL, Advice::LinuxDontNeed)
+        };
+        // Then it stays.
+        let _ = trimmed;
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped so; the ring, whose thread alone lets the kernel use it, has gone before
+        // (`Ring` drops in order).
+        let unmapped = unsafe { munmap(self.at.as_ptr().cast(), self.entries * Memory::ENTRY) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// An answer that is to be handed in.
+struct Answer {
+    place: u32,
+    unique: u64,
+    error: i32,
+    body: Vec<u8>,
+}
+
+/// What all threads know of a queue.
+struct Queue {
+    answers: Mutex<Vec<Answer>>,
+    /// Its thread has to be woken for an answer.
+    sleeps: AtomicBool,
+    wakes: OwnedFd,
+    entries: usize,
+    /// Entries that are ours.
+    taken: AtomicUsize,
+}
+
+impl Queue {
+    fn answers(&self) -> Vec<Answer> {
+        std::mem::take(&mut *self.answers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn has_answers(&self) -> bool {
+        let answers = self.answers.lock();
+        !answers.unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+impl Transport for Queue {
+    fn answer(&self, place: u32, unique: u64, error: i32, body: Vec<u8>) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.push(Answer {
+            place,
+            unique,
+            error,
+            body,
+        });
+        drop(answers);
+        if self.sleeps.swap(false, SeqCst) {
+            // It cannot be full: it is written to once for each sleep.
+            let _ = rustix::io::write(&self.wakes, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn is_beside(&self) -> bool {
+        true
+    }
+
+    fn may_wait(&self) -> bool {
+        self.taken.load(Relaxed) + SPARE <= self.entries
+    }
+}
+
+/// How a thread's life goes on.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Serves,
+    /// The connection has ended.
+    Ends,
+}
+
+/// What the thread of a queue has. The ring goes before the memory that it leads to.
+struct Ring {
+    ring: Rc<IoUring<Entry128>>,
+    memory: Memory,
+    queue: Arc<Queue>,
+    by: Arc<dyn Transport>,
+    number: u16,
+    /// By which the kernel knows the request of each entry.
+    commits: Vec<u64>,
+    /// Whether more than [`SMALL`] of an entry was used, and how many are so.
+    large: (Vec<bool>, usize),
+    /// Commands that were not handed in yet.
+    waiting: usize,
+    /// Completions that came early.
+    early: VecDeque<(u64, i32)>,
+    /// Where the count of wakes is read to, which nobody looks at.
+    woken: Box<[u8; 8]>,
+}
+
+impl Ring {
+    fn new(number: u16, entries: usize) -> io::Result<Ring> {
+        let mut how = IoUring::<Entry128, cqueue::Entry>::builder();
+        how.dontfork().setup_submit_all().setup_single_issuer();
+        // Requests are given to this thread when it asks for them, and show before.
+        how.setup_defer_taskrun().setup_taskrun_flag();
+        how.setup_clamp().setup_cqsize(2 * entries as u32);
+        let queue = Arc::new(Queue {
+            answers: Mutex::default(),
+            sleeps: AtomicBool::new(false),
+            wakes: eventfd(0, EventfdFlags::CLOEXEC)?,
+            entries,
+            taken: AtomicUsize::new(0),
+        });
+        Ok(Ring {
+            ring: Rc::new(how.build(BATCH as u32)?),
+            memory: Memory::new(entries)?,
+            by: queue.clone(),
+            queue,
+            number,
+            commits: vec![0; entries],
+            large: (vec![false; entries], 0),
+            waiting: 0,
+            early: VecDeque::new(),
+            woken: Box::new([0; 8]),
+        })
+    }
+
+    /// Gives the kernel all entries; fails with what it says to the first that it refuses.
+    fn register(&mut self, device: &Device) -> io::Result<()> {
+        for entry in 0..self.queue.entries {
+            let (header, payload) = (self.memory.header(entry), self.memory.payload(entry));
+            let parts = [
+                (header.cast::<u8>(), size_of::<Header>()),
+                (payload, PAYLOAD),
+            ];
+            let parts = parts.map(|(at, len)| libc::iovec {
+                iov_base: at.cast(),
+                iov_len: len,
+            });
+            let mut command = self.command(device, REGISTER, 0);
+            command = command.addr(Some(parts.as_ptr() as u64));
+            let mut command = command.build().user_data(entry as u64);
+            // SAFETY: this is the kernel's `struct io_uring_sqe` of 128 bytes, whose fourth part of
+            // eight bytes begins with `len`: here the number of parts. The library has no name for it.
+            unsafe { (&raw mut command).cast::<u32>().add(6).write(2) };
+            self.push(command)?;
+            // The kernel reads `parts` now.
+            self.submit()?;
+        }
+        self.listen()?;
+        self.submit()?;
+        while let Some(came) = self.completion() {
+            self.early.push_back(came);
+        }
+        let refused = self.early.iter().find(|c| c.0 != WAKE && c.1 < 0);
+        refused.map_or(Ok(()), |c| Err(io::Error::from_raw_os_error(-c.1)))
+    }
+
+    fn command(&self, device: &Device, command: u32, commit: u64) -> opcode::UringCmd80 {
+        let mut bytes = Vec::with_capacity(80);
+        Writer(&mut bytes).u64(0).u64(commit).u16(self.number);
+        let mut command_bytes = [0; 80];
+        command_bytes[..bytes.len()].copy_from_slice(&bytes);
+        opcode::UringCmd80::new(types::Fd(device.0.as_raw_fd()), command).cmd(command_bytes)
+    }
+
+    /// Asks for the next wake.
+    fn listen(&mut self) -> io::Result<()> {
+        let (at, len) = (self.woken.as_mut_ptr(), self.woken.len() as u32);
+        let wakes = types::Fd(self.queue.wakes.as_raw_fd());
+        let read = opcode::Read::new(wakes, at, len).build();
+        self.push(read.user_data(WAKE).into())
+    }
+
+    fn push(&mut self, command: Entry128) -> io::Result<()> {
+        if self.waiting == BATCH {
+            self.submit()?;
+        }
+        // SAFETY: no other submission queue exists: each lives within one call of this thread. What the
+        // command leads to lives as long as the ring (`Memory`, `woken`), or is read at once (`parts`).
+        let pushed = unsafe { self.ring.submission_shared().push(&command) };
+        pushed.map_err(|_| io::Error::other("the ring has no room"))?;
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// Hands in what waits.
+    fn submit(&mut self) -> io::Result<()> {
+        if self.waiting > 0 {
+            self.enter(0)?;
+        }
+        Ok(())
+    }
+
+    /// Hands in what waits, and waits for `want` completions.
+    fn enter(&mut self, want: usize) -> io::Result<()> {
+        loop {
+            match self.ring.submit_and_wait(want) {
+                Ok(handed) => {
+                    self.waiting -= handed.min(self.waiting);
+                    if self.waiting == 0 {
+                        return Ok(());
+                    }
+                }
+                Err(e) => match e.raw_os_error() {
+                    Some(libc::EINTR | libc::EAGAIN) => {}
+                    // There are completions to be taken first.
+                    Some(libc::EBUSY) => return Ok(()),
+                    _ => return Err(e),
+                },
+            }
+        }
+    }
+
+    fn completion(&mut self) -> Option<(u64, i32)> {
+        // SAFETY: no other completion queue exists: each lives within one call of this thread.
+        let came = unsafe { self.ring.completion_shared().next() }?;
+        Some((came.user_data(), came.result()))
+    }
+
+    /// Whether anybody waits for this thread.
+    fn others_ask(ring: &IoUring<Entry128>, queue: &Queue) -> bool {
+        // SAFETY: as in `completion` and `push`; this is called by this thread, between those.
+        let asked =
+            unsafe { ring.submission_shared().taskrun() || !ring.completion_shared().is_empty() };
+        asked || queue.has_answers()
+    }
+
+    /// Serves until the connection ends.
+    fn run(&mut self, device: &Device, calls: &dyn Calls) -> io::Result<()> {
+        let (ring, queue) = (self.ring.clone(), self.queue.clone());
+        let asked = move || Ring::others_ask(&ring, &queue);
+        serve_alone(Box::new(asked), || self.serve(device, calls))
+    }
+
+    fn serve(&mut self, device: &Device, calls: &dyn Calls) -> io::Result<()> {
+        loop {
+            for answer in self.queue.answers() {
+                self.hand_in(device, answer)?;
+            }
+            match self.early.pop_front().or_else(|| self.completion()) {
+                Some((WAKE, _)) => self.listen()?,
+                Some((entry, result)) => {
+                    // Nobody waits for an answer while others are served.
+                    self.submit()?;
+                    if self.take(calls, entry as usize, result) == Next::Ends {
+                        return Ok(());
+                    }
+                }
+                None => {
+                    self.queue.sleeps.store(true, SeqCst);
+                    // An answer that comes later wakes.
+                    if !self.queue.has_answers() {
+                        self.enter(1)?;
+                    }
+                    self.queue.sleeps.store(false, SeqCst);
+                }
+            }
+        }
+    }
+
+    /// An entry comes back: with a request, or for good.
+    fn take(&mut self, calls: &dyn Calls, entry: usize, result: i32) -> Next {
+        match -result {
+            0 => {}
+            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => {
+                return Next::Ends;
+            }
+            e => {
+                let e = io::Error::from_raw_os_error(e);
+                tracing::error!("queue {} has an entry less: {e}", self.number);
+                // It serves nobody any more.
+                self.queue.taken.fetch_add(1, Relaxed);
+                return Next::Serves;
+            }
+        }
+        self.queue.taken.fetch_add(1, Relaxed);
+        // SAFETY: the entry is ours, and its header is written by nobody else.
+        let header = unsafe { self.memory.header(entry).read() };
+        self.commits[entry] = header.commit;
+        let len = (header.payload as usize).min(PAYLOAD);
+        if len > SMALL {
+            self.is_large(entry);
+        }
+        // SAFETY: the payload is ours, and is written to only by `hand_in`, on this thread, after this.
+        let rest = unsafe { std::slice::from_raw_parts(self.memory.payload(entry), len) };
+        let head = Head::read(&header.head).expect("it is shorter than its place");
+        let raw = Raw {
+            head,
+            argument: &header.argument[..head.argument()],
+            rest,
+        };
+        if !serve(calls, &raw, &self.by, entry as u32) {
+            self.by.answer(entry as u32, head.unique, 0, Vec::new());
+        }
+        Next::Serves
+    }
+
+    fn is_large(&mut self, entry: usize) {
+        let was = std::mem::replace(&mut self.large.0[entry], true);
+        self.large.1 += usize::from(!was);
+    }
+
+    /// Puts an answer into its entry, which is the kernel's again as soon as that is handed in.
+    fn hand_in(&mut self, device: &Device, answer: Answer) -> io::Result<()> {
+        let entry = answer.place as usize;
+        let (mut error, mut body) = (answer.error, &answer.body[..]);
+        if body.len() > PAYLOAD {
+            (error, body) = (libc::EIO, &[]);
+        }
+        if body.len() > SMALL {
+            self.is_large(entry);
+        } else if self.large.0[entry] && self.large.1 > WARM {
+            self.large.0[entry] = false;
+            self.large.1 -= 1;
+            self.memory.trim(entry);
+        }
+        let mut head = Vec::with_capacity(16);
+        let mut w = Writer(&mut head);
+        w.u32((16 + body.len()) as u32).u32((-error) as u32);
+        w.u64(answer.unique);
+        let header = self.memory.header(entry);
+        // SAFETY: the entry is ours, nobody refers to it (`take` is over), and both parts fit.
+        unsafe {
+            let at = (&raw mut (*header).head).cast::<u8>();
+            at.copy_from_nonoverlapping(head.as_ptr(), head.len());
+            (&raw mut (*header).payload).write(body.len() as u32);
+            let payload = self.memory.payload(entry);
+            payload.copy_from_nonoverlapping(body.as_ptr(), body.len());
+        }
+        let command = self.command(device, COMMIT_AND_FETCH, self.commits[entry]);
+        self.push(command.build().user_data(entry as u64))?;
+        self.queue.taken.fetch_sub(1, Relaxed);
+        Ok(())
+    }
+}
+
+/// What a queue's thread is to serve.
+type Work = (Arc<Device>, Arc<dyn Calls>);
+
+/// A thread whose ring is made.
+struct Ready {
+    thread: JoinHandle<()>,
+    begin: SyncSender<Work>,
+    registered: Receiver<io::Result<()>>,
+}
+
+/// Threads with rings, one for each processor, which serve nothing yet. Dropped, they end.
+pub(crate) struct Rings(Vec<Ready>);
+
+impl Rings {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// The system has no rings, or no memory, for this process.
+    pub(crate) fn new() -> io::Result<Rings> {
+        let queues = processors(&std::fs::read_to_string(
+            "/sys/devices/system/cpu/possible",
+        )?);
+        let queues = queues.ok_or_else(|| io::Error::other("the processors are not known"))?;
+        let entries = (ALL_ENTRIES / queues).clamp(LEAST_ENTRIES, MOST_ENTRIES);
+        let start = |number| {
+            let (made, is_made) = sync_channel(1);
+            let (begin, work) = sync_channel::<Work>(1);
+            let (say, registered) = sync_channel(1);
+            let thread = std::thread::Builder::new().name(format!("mojim-ring-{number}"));
+            let thread = thread.spawn(move || {
+                let ring = stay_on(number).and_then(|()| Ring::new(number, entries));
+                let ring = ring.map_err(|e| drop(made.send(Err(e))));
+                let Ok(mut ring) = ring else {
+                    return;
+                };
+                let _ = made.send(Ok(()));
+                let Ok((device, calls)) = work.recv() else {
+                    return;
+                };
+                // Also if the kernel has refused an entry: it may use the others.
+                let _ = say.send(ring.register(&device));
+                if let Err(e) = ring.run(&device, &*calls) {
+                    tracing::error!("queue {number} serves no more: {e}");
+                }
+            })?;
+            is_made.recv().map_err(io::Error::other)??;
+            Ok(Ready {
+                thread,
+                begin,
+                registered,
+            })
+        };
+        let all: io::Result<Vec<Ready>> = (0..queues as u16).map(start).collect();
+        Ok(Rings(all?))
+    }
+
+    /// Serves from now on; the kernel has taken the offer. Fails, beside the threads, with why it takes
+    /// not all.
+    pub(crate) fn begin(
+        self,
+        device: &Arc<Device>,
+        calls: &Arc<dyn Calls>,
+    ) -> (Vec<JoinHandle<()>>, io::Result<()>) {
+        for ring in &self.0 {
+            // A thread that has ended says so below.
+            let _ = ring.begin.send((device.clone(), calls.clone()));
+        }
+        let mut done = Ok(());
+        let mut threads = Vec::new();
+        for ring in self.0 {
+            let registered = ring.registered.recv().map_err(io::Error::other);
+            done = done.and(registered.and_then(|r| r));
+            threads.push(ring.thread);
+        }
+        (threads, done)
+    }
+}
+
+/// Keeps the calling thread on a processor. One that is not there now has no programs either.
+fn stay_on(processor: u16) -> io::Result<()> {
+    let mut one = CpuSet::new();
+    if usize::from(processor) < CpuSet::MAX_CPU {
+        one.set(processor.into());
+        let _ = sched_setaffinity(None, &one);
+    }
+    Ok(())
+}
+
+/// How many processors a list has, as `0-3,8`.
+fn processors(list: &str) -> Option<usize> {
+    let parts = list.trim().split(',').map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
+        (first <= last).then(|| usize::from(last - first) + 1)
+    });
+    parts.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted() {
+        assert_eq!(processors("0\n"), Some(1));
+        assert_eq!(processors("0-1\n"), Some(2));
+        assert_eq!(processors("0-3,8,10-11"), Some(7));
+        assert_eq!(processors(""), None);
+        assert_eq!(processors("3-1"), None);
+    }
+
+    fn queue(entries: usize) -> Queue {
+        Queue {
+            answers: Mutex::default(),
+            sleeps: AtomicBool::new(false),
+            wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
+            entries,
+            taken: AtomicUsize::new(0),
+        }
+    }
+
+    /// Calls that waited had all entries of a queue, and a read beside them was not served.
+    #[test]
+    fn calls_that_wait_leave_entries_to_others() {
+        let q = queue(LEAST_ENTRIES);
+        let mut waiting = 0;
+        while q.may_wait() {
+            q.taken.fetch_add(1, Relaxed);
+            waiting += 1;
+        }
+        assert_eq!(waiting, LEAST_ENTRIES - SPARE + 1);
+        assert!(waiting < LEAST_ENTRIES);
+    }
+
+    #[test]
+    fn an_answer_wakes_a_thread_that_sleeps_once() {
+        let q = queue(LEAST_ENTRIES);
+        let woken = || rustix::io::read(&q.wakes, &mut [0; 8]).is_ok();
+        q.answer(1, 2, 0, vec![]);
+        assert!(!woken() && q.has_answers());
+        q.sleeps.store(true, SeqCst);
+        q.answer(3, 4, 0, vec![]);
+        q.answer(5, 6, 0, vec![]);
+        assert!(woken() && !woken());
+        let places = q.answers().iter().map(|a| a.place).collect::<Vec<_>>();
+        assert_eq!(places, [1, 3, 5]);
+        assert!(!q.has_answers());
+    }
+
+    #[test]
+    fn entries_lie_apart() {
+        let m = Memory::new(3).unwrap();
+        for entry in 0..3 {
+            let (payload, header) = (m.payload(entry), m.header(entry));
+            // SAFETY: both are the test's.
+            unsafe {
+                payload.write_bytes(entry as u8 + 1, PAYLOAD);
+                header
+                    .cast::<u8>()
+                    .write_bytes(entry as u8 + 11, size_of::<Header>());
+            }
+        }
+        m.trim(1);
+        for entry in 0..3 {
+            // SAFETY: as above.
+            let (payload, header) = unsafe {
+                let bytes = std::slice::from_raw_parts(m.payload(entry), PAYLOAD);
+                (bytes, m.header(entry).read())
+            };
+            let is_left = |b: &u8| *b == if entry == 1 { 0 } else { entry as u8 + 1 };
+            assert!(payload[..SMALL].iter().all(|b| *b == entry as u8 + 1));
+            assert!(payload[SMALL..].iter().all(is_left));
+            assert_eq!(header.argument, [entry as u8 + 11; 128]);
+        }
+    }
+}
