@@ -1,4 +1,6 @@
 //! Mounts, and file systems that are as small as a test wants.
+//!
+//! A mount's requests come over /dev/fuse, or as the environment says (`MOJIM_URING`: `on`, `auto`).
 
 use std::cell::RefCell;
 use std::fs;
@@ -7,6 +9,25 @@ use std::process::{Command, Stdio};
 
 use crate::home::Home;
 use crate::{Process, await_or};
+
+/// Whether this machine's kernel can have requests come over io_uring, and a test switch that on. If not,
+/// that is said.
+pub fn has_uring() -> bool {
+    let has = fs::exists("/sys/module/fuse/parameters/enable_uring").unwrap_or(false);
+    let may = rustix::process::getuid().is_root();
+    if !has || !may {
+        eprintln!("left out: FUSE over io_uring needs Linux 6.14 and root");
+    }
+    has && may
+}
+
+/// How the requests of a test's mounts come.
+fn uring() -> String {
+    match std::env::var("MOJIM_URING") {
+        Ok(how) if how == "off" || has_uring() => format!("--uring={how}"),
+        _ => "--uring=off".to_owned(),
+    }
+}
 
 /// A mount, in the hands of a test.
 pub struct Mount {
@@ -21,7 +42,8 @@ impl Mount {
     pub fn waiting(home: &Home, node: &str) -> Mount {
         let at = home.dir.join(format!("at-{node}"));
         fs::create_dir_all(&at).unwrap();
-        let args = ["--name", node, "--wait", at.to_str().unwrap()];
+        let uring = uring();
+        let args = ["--name", node, "--wait", &uring, at.to_str().unwrap()];
         let process = home.start("mount", &args, &format!("mount-{node}"));
         let over = false;
         Mount { process, at, over }
@@ -30,7 +52,15 @@ impl Mount {
     pub fn new(c: &Home, node: &str, args: &[&str]) -> Mount {
         let at = c.dir.join(format!("at-{node}"));
         fs::create_dir_all(&at).unwrap();
-        let all = [&["--name", node, at.to_str().unwrap()], args].concat();
+        let uring = uring();
+        let mut all = [&["--name", node, at.to_str().unwrap()], args].concat();
+        // Mounts that read, and tests that say it themselves.
+        if !args
+            .iter()
+            .any(|a| *a == "--read" || a.starts_with("--uring"))
+        {
+            all.push(&uring);
+        }
         let last = RefCell::new(String::new());
         // The node's daemon has the copy open while it looks at what a killed mount left.
         let process = await_or(

@@ -1,0 +1,215 @@
+//! Mounts whose requests come over io_uring: what is not so over /dev/fuse. The other tests of mounts go
+//! over both (`MOJIM_URING`).
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use mojim_testkit::cluster::{Cluster, SYNC};
+use mojim_testkit::mount::{Mount, has_uring};
+use mojim_testkit::{await_or, await_that, continue_all, stop_all};
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+
+const PAGE: usize = 4096;
+const OVER: &str = "requests come over io_uring";
+
+/// Keeps the calling thread on one processor: all its requests come to one queue.
+fn stay() {
+    let mut one = CpuSet::new();
+    one.set(0);
+    sched_setaffinity(None, &one).unwrap();
+}
+
+fn sleeps(task: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{task}/stat")).unwrap();
+    let state = stat.rsplit(") ").next().and_then(|s| s.chars().next());
+    matches!(state, Some('S' | 'D'))
+}
+
+/// Has a mirror that was stopped go on, also where the test fails.
+struct Stopped(u32);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        continue_all(&[self.0]);
+    }
+}
+
+/// A call that waits keeps its entry of the queue. Those of a few dozen had all there were, and nobody else
+/// on that processor was served.
+#[test]
+fn hundreds_of_sync_points_on_one_processor_leave_entries_to_others() {
+    if !has_uring() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"30s\""));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let args = ["--commit-interval", "never", "--uring", "on"];
+    let m = Mount::new(&c, "a", &args);
+    assert!(m.process.errors().contains(OVER), "{}", m.process.errors());
+    const MANY: usize = 500;
+    let known = m.at.join("known");
+    fs::write(&known, [3; PAGE]).unwrap();
+    let files = (0..MANY).map(|n| {
+        let mut how = OpenOptions::new();
+        let f = how.write(true).create(true).truncate(false);
+        f.open(m.at.join(n.to_string())).unwrap()
+    });
+    let files: Vec<File> = files.collect();
+    File::open(&known).unwrap().sync_all().unwrap();
+    stop_all(&[b.child.id()]);
+    let ended = AtomicU64::new(0);
+    let threads = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|s| {
+        let stopped = Stopped(b.child.id());
+        for f in &files {
+            let (ended, threads) = (&ended, &threads);
+            let thread = std::thread::Builder::new().stack_size(64 << 10);
+            let work = move || {
+                stay();
+                f.write_all_at(b"mine", 0).unwrap();
+                let me = gettid().as_raw_nonzero().get();
+                threads.lock().unwrap().push(me);
+                f.sync_all().unwrap();
+                ended.fetch_add(1, SeqCst);
+            };
+            thread.spawn_scoped(s, work).unwrap();
+        }
+        await_that("sync points that wait", || {
+            let all = threads.lock().unwrap();
+            (all.len() == MANY && all.iter().all(|t| sleeps(*t))).then_some(())
+        });
+        let look = s.spawn(|| {
+            stay();
+            let mut direct = OpenOptions::new();
+            let direct = direct.read(true).custom_flags(libc::O_DIRECT);
+            let f = direct.open(&known).unwrap();
+            let mut whole = vec![0; 2 * PAGE];
+            let skip = whole.as_ptr().align_offset(PAGE);
+            for n in 0..200 {
+                f.read_exact_at(&mut whole[skip..skip + PAGE], 0).unwrap();
+                assert!(whole[skip..skip + PAGE].iter().all(|b| *b == 3));
+                assert!(fs::metadata(m.at.join(format!("nobody-{n}"))).is_err());
+            }
+        });
+        look.join().unwrap();
+        assert_eq!(ended.load(SeqCst), 0, "the mirror stood still");
+        drop(stopped);
+    });
+    assert_eq!(ended.into_inner(), MANY as u64);
+    drop(files);
+    m.end();
+    c.assert_equal();
+}
+
+/// A mount that was taken away serves who still has files open, and ends with the last of them.
+#[test]
+fn who_has_a_file_open_is_served_after_the_mount_was_taken_away() {
+    if !has_uring() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let mut m = Mount::new(&c, "a", &["--uring", "on"]);
+    let f = File::create(m.at.join("f")).unwrap();
+    let mut umount = Command::new("umount");
+    assert!(umount.arg("-l").arg(&m.at).status().unwrap().success());
+    for n in 0..100 {
+        f.write_all_at(&[n; PAGE], 0).unwrap();
+        f.sync_all().unwrap();
+    }
+    drop(f);
+    assert_eq!(m.process.wait(), Some(0), "{}", m.process.errors());
+    m.over = true;
+    // What it says comes behind what the last one said.
+    let said = |m: &Mount| m.process.errors().matches(OVER).count();
+    assert_eq!(said(&m), 1);
+    let m = Mount::new(&c, "a", &["--uring", "off"]);
+    assert_eq!(said(&m), 1);
+    assert_eq!(fs::read(m.at.join("f")).unwrap(), [99; PAGE]);
+    m.end();
+    c.assert_equal();
+}
+
+/// Large requests use more of an entry than small ones: nothing of one is seen in another.
+#[test]
+fn large_and_small_requests_of_many_threads_do_not_mix() {
+    if !has_uring() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let m = Mount::new(&c, "a", &["--uring", "on"]);
+    std::thread::scope(|s| {
+        for t in 0..24u8 {
+            let at = m.at.join(t.to_string());
+            s.spawn(move || {
+                for round in 0..6u8 {
+                    let len = match (t + round) % 3 {
+                        0 => 3 << 20,
+                        1 => 200_000,
+                        _ => 100,
+                    };
+                    let bytes = vec![t * 7 + round; len];
+                    fs::write(&at, &bytes).unwrap();
+                    let mut direct = OpenOptions::new();
+                    let f = direct.read(true).custom_flags(libc::O_DIRECT).open(&at);
+                    let f = f.unwrap();
+                    let mut whole = vec![0; (4 << 20) + PAGE];
+                    let skip = whole.as_ptr().align_offset(PAGE);
+                    let n = f.read_at(&mut whole[skip..skip + (4 << 20)], 0).unwrap();
+                    assert!(whole[skip..skip + n] == bytes, "{t} {round}");
+                    f.sync_all().unwrap();
+                }
+            });
+        }
+    });
+    m.end();
+    c.assert_equal();
+}
+
+/// Its process is killed: calls fail, and the next mount has what was synced.
+#[test]
+fn a_killed_mount_lets_its_callers_go() {
+    if !has_uring() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--uring", "on"]);
+    let f = File::create(m.at.join("f")).unwrap();
+    f.write_all_at(b"synced", 0).unwrap();
+    f.sync_all().unwrap();
+    f.write_all_at(b"waits!", 0).unwrap();
+    stop_all(&[b.child.id()]);
+    let task = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        let _stopped = Stopped(b.child.id());
+        let waits = s.spawn(|| {
+            let me = gettid().as_raw_nonzero().get();
+            task.store(me as u64, SeqCst);
+            f.sync_all()
+        });
+        await_that("a sync point that waits", || {
+            let id = task.load(SeqCst) as i32;
+            (id != 0 && sleeps(id)).then_some(())
+        });
+        m.kill();
+        let e = waits.join().unwrap().unwrap_err();
+        let ended = [libc::ENOTCONN, libc::ECONNABORTED];
+        assert!(ended.contains(&e.raw_os_error().unwrap()), "{e}");
+    });
+    drop(f);
+    let m = await_or(
+        "the next mount",
+        || c.logs(),
+        || Some(Mount::new(&c, "a", &["--uring", "on"])),
+    );
+    let found = fs::read(m.at.join("f")).unwrap();
+    assert!(found == b"synced" || found == b"waits!", "{found:?}");
+    m.end();
+}
