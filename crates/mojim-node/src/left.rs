@@ -4,7 +4,7 @@
 //! persistent.
 //!
 //! Invariant: each copy that is left is looked at once, unless somebody uses it, or puts another
-//! log in the place of the one that is left.
+//! log in the place of the one that is left, or the disk had no room: then until it has.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
 use tracing::{error, warn};
 
-use super::Node;
+use super::{Node, is_full};
 
 /// What tells one file from another that was put in its place, or from the same one written to.
 type Is = Option<(u64, i64, i64)>;
@@ -33,6 +33,8 @@ fn is(path: &Path) -> Is {
 
 /// Rounds, of half a second each, for which a log that was put back has to rest.
 const RESTS: u32 = 6;
+/// Rounds after which a copy is looked at again for which the disk had no room.
+const FULL: u32 = 6;
 
 /// What the thread remembers of a volume.
 #[derive(Default)]
@@ -46,6 +48,8 @@ struct Seen {
     before: Vec<(Is, Option<u64>)>,
     /// For how many rounds nobody has touched them.
     rests: u32,
+    /// For how many rounds the copy has waited for room.
+    full: u32,
 }
 
 impl Node {
@@ -81,11 +85,10 @@ impl Node {
                 };
                 let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
                 // The lock is tried last: whoever is about to open the copy would find it held.
-                if !unclean
-                    || self.settled(&v, sb.sequence).is_some() && !self.is_another_log(&v, seen)
-                    || self.of(&v).is_open()
-                    || self.in_use(&v)
-                {
+                let is_due = self.settled(&v, sb.sequence).is_none()
+                    || self.is_another_log(&v, seen)
+                    || self.may_have_room(&v, seen);
+                if !(unclean && is_due) || self.of(&v).is_open() || self.in_use(&v) {
                     continue;
                 }
                 self.look_at_left(&v, &sb, &mut seen.told);
@@ -98,6 +101,21 @@ impl Node {
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
+    }
+
+    /// Whether the last look found no room, [`FULL`] rounds ago: what the program committed is in
+    /// memory alone for so long.
+    fn may_have_room(&self, v: &Volume, seen: &mut Seen) -> bool {
+        let found = self.of(v).known().ill.as_ref().map(|(_, e)| is_full(e));
+        seen.full = match found {
+            Some(true) => seen.full + 1,
+            _ => 0,
+        };
+        let may = seen.full >= FULL;
+        if may {
+            seen.full = 0;
+        }
+        may
     }
 
     /// The logs' files on disks, and their rings, of a volume without a mirror: only its log says
@@ -128,7 +146,10 @@ impl Node {
     /// Looks at a copy that a program left, and makes its records persistent.
     fn look_at_left(&self, v: &Volume, sb: &Superblock, told: &mut Option<u64>) {
         let _look = self.of(v).look();
+        let last = self.of(v).known().ill.as_ref().map(|(_, e)| e.to_string());
         let opened = Store::open(&self.env, layout::store(&self.config, &self.me, v));
+        // A disk that stays full is told of once.
+        let is_new = |e: &Error| last.as_ref() != Some(&e.to_string());
         self.note(v, &opened);
         match opened {
             // A look had this clean copy open when the superblock was read.
@@ -152,14 +173,19 @@ impl Node {
                         node = %self.me.name, volume = %v.name, code = "program_died",
                         "a program ended without detaching; its records up to LSN {before} are persistent"
                     ),
-                    Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
+                    Err(e) if is_new(&e) => {
+                        error!(node = %self.me.name, volume = %v.name, "{e}");
+                    }
+                    Err(_) => {}
                 }
                 let found = (s.superblock().sequence, Some(before));
                 self.of(v).known().settled = Some(found);
             }
             Err(Error::Busy(_)) => {}
             Err(e) => {
-                error!(node = %self.me.name, volume = %v.name, "{e}");
+                if is_new(&e) {
+                    error!(node = %self.me.name, volume = %v.name, "{e}");
+                }
                 // The failed attempt may have changed the sequence.
                 let meta = layout::meta_dir(&self.me, &v.name);
                 let now = read_superblock(&*self.env, &meta).ok().flatten();

@@ -623,3 +623,40 @@ fn a_copy_is_opened_once_for_many_looks() {
     let busy = a.files().unwrap_err();
     assert_eq!(busy.errno(), libc::EBUSY, "{busy}");
 }
+
+/// The disk was full when a program died, so that its copy could not be opened: it was never looked at
+/// again, and what the program had committed stayed in memory alone until another one came.
+#[test]
+fn a_copy_that_found_no_room_is_looked_at_again() {
+    let place = Place::new();
+    place.has_a_copy();
+    let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+    let me = place.config.node("a").unwrap();
+    let v = place.config.volumes["v"].clone();
+    // Its program does not close it.
+    drop(Store::open(&env, layout::store(&place.config, me, &v)).unwrap());
+    let a = place.start();
+    let sequence = || {
+        let sb = read_superblock(&*env, &layout::meta_dir(me, "v"));
+        sb.unwrap().unwrap().sequence
+    };
+    let found = || a.node.settled(&v, sequence()).flatten();
+    let within = |what: &str| {
+        let begun = std::time::Instant::now();
+        while found().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
+    within("a copy that was left is looked at");
+    // As the look leaves it that fails for want of room, or for another reason.
+    let failed = |errno: i32| {
+        let e = Error::io("locking it", &std::io::Error::from_raw_os_error(errno));
+        let mut known = a.node.of(&v).known();
+        known.ill = Some((Some(sequence()), e));
+        known.settled = Some((sequence(), None));
+    };
+    failed(libc::ENOSPC);
+    within("a copy for which there was no room is looked at again");
+    assert!(a.node.of(&v).known().ill.is_none());
+}
