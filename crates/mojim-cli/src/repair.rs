@@ -13,7 +13,7 @@ use mojim_format::shown::shown;
 use mojim_replica::request::{Part, Request, Since};
 use serde_json::{Value, json};
 
-use crate::ask::{Asked, LONG, SHORT, STATUS, ask, load, plain};
+use crate::ask::{Asked, LONG, SHORT, STATUS, ask, demand, load, plain};
 use crate::compare::{Found, compare, count};
 use crate::failure::{Done, Failure};
 use crate::output;
@@ -91,7 +91,7 @@ impl Repair {
             return Err(Failure::failed("nothing was changed"));
         }
         if anew {
-            copy_anew(&config, volume, node, epoch)?;
+            copy_anew(&config, volume, node, epoch, wait)?;
         } else {
             let mut at = Asked::to_order(&config, node, LONG)?;
             for (id, offset) in &pages {
@@ -286,16 +286,19 @@ fn of_volume(all: &Value, volume: &Volume) -> Value {
 }
 
 /// Has the copy made anew and waits for it.
-fn copy_anew(config: &Config, volume: &Volume, node: &Node, epoch: u64) -> Result<(), Failure> {
-    ask(
-        config,
-        node,
-        LONG,
-        &Request::CopyAnew {
-            volume: volume.name.clone(),
-            epoch,
-        },
-    )?;
+fn copy_anew(
+    config: &Config,
+    volume: &Volume,
+    node: &Node,
+    epoch: u64,
+    wait: Duration,
+) -> Result<(), Failure> {
+    let q = Request::CopyAnew {
+        volume: volume.name.clone(),
+        epoch,
+    };
+    // Its daemon may be trying to open the copy just now.
+    demand(config, node, LONG, &q, wait)?;
     let mut moved = Value::Null;
     let mut since = Instant::now();
     loop {
