@@ -97,7 +97,7 @@ impl Attach {
             limit,
             since: store.env().now(),
             copied: 0,
-            spilled: primary.spilled(),
+            spilled: primary.spills.moved(),
         }
     }
 
@@ -145,7 +145,7 @@ impl Attach {
             progress(c.done, c.total);
             self.since = now;
         }
-        let spilled = primary.spilled();
+        let spilled = primary.spills.moved();
         if std::mem::replace(&mut self.spilled, spilled) != spilled {
             self.since = now;
         }

@@ -20,10 +20,14 @@
 //! and by `raise`, which takes every lane's append in their order.
 
 mod append;
+mod committed;
 mod drive;
 mod group;
+mod other_end;
+mod risk;
 mod rule;
 mod spill;
+mod spills;
 mod split;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -31,8 +35,7 @@ mod wait;
 mod waiters;
 mod write_back;
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
@@ -42,7 +45,7 @@ use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::courtesy::Courtesy;
-use crate::handshake::{Limits, too_long};
+use crate::handshake::too_long;
 use crate::link::{COPY_SILENCE, Rx, Tx};
 use crate::piece::Piece;
 use crate::spill_out::SpillFile;
@@ -54,6 +57,11 @@ use mojim_env::turns::Mutex;
 use mojim_env::{Error, Longest, Result, Space};
 use mojim_store::log::{Live, Log};
 use mojim_store::store::Store;
+use other_end::OtherEnd;
+use risk::AtRisk;
+use rule::Rule;
+pub use spills::Spilling;
+use spills::Spills;
 use split::Split;
 use waiters::Waiters;
 
@@ -88,16 +96,6 @@ impl RxSlot {
         self.acked = 0;
         self.held = false;
     }
-}
-
-/// What only this node's memory has, since the mirror was lost.
-struct Risk {
-    /// Bytes of these records when the loss was noticed.
-    bytes: u64,
-    /// When the loss was noticed.
-    since: Duration,
-    /// Where these records end, lane by lane.
-    ends: Vec<u64>,
 }
 
 /// A wait for room in the log: how long it has lasted since anything moved.
@@ -179,17 +177,8 @@ pub struct Primary {
     pub spec: PrimarySpec,
     volume: AtomicU64,
     epoch: AtomicU64,
-    /// The node that the session is with.
-    mirror: Mutex<String>,
-    /// The rule, its flags `HELD` and `LEASED`, and, above [`CHANGES`], how often it was
-    /// set.
-    rule: AtomicU64,
-    /// Of a leased primary: what was committed within its lease.
-    held_at: AtomicU64,
-    /// The end of the lease, in nanoseconds of the clock.
-    lease: AtomicU64,
-    /// What was committed when the rule was last set, by the rule before.
-    told: Mutex<u64>,
+    pub(crate) other_end: OtherEnd,
+    rule: Rule,
     next: AtomicU64,
     split: Split,
     /// LSNs that the mirror has in its log.
@@ -217,85 +206,13 @@ pub struct Primary {
     stale: std::sync::OnceLock<Error>,
     /// Why the link is down, for error texts.
     pub(crate) link_error: Mutex<Option<Error>>,
-    pub(crate) mirror_level: AtomicU16,
     /// What was acknowledged, and would be lost with this node's power.
-    risk: Mutex<Option<Risk>>,
-    /// Silence after which a link counts as broken, in nanoseconds.
-    silence: AtomicU64,
-    /// The usual round trip over the link, in nanoseconds; 0: not known yet.
-    round_trip: AtomicU64,
+    risk: AtRisk,
     /// A program may append.
     pub ready: AtomicBool,
-    /// The spill file that the mirror is to get, and whether the mirror has it.
-    spill: Mutex<Option<(SpillFile, bool)>>,
-    /// Bytes by which spill files got further towards the mirror than ever before, and
-    /// how far each file got. Bytes that are sent again over a new link are no progress:
-    /// otherwise a mirror that cannot take a file in would be waited for without end.
-    spilled: AtomicU64,
-    reached: Mutex<BTreeMap<u64, u64>>,
-    /// All of a spill file is sent, and the mirror makes it durable.
-    confirming: AtomicBool,
-    /// Why the last link on which a spill file was sent ended.
-    spill_error: Mutex<Option<String>>,
-    /// Sync points whose bytes go to spill files, before they have an LSN.
-    spilling: AtomicUsize,
-    /// The most bytes that a file can have at the mirror, by its last Welcome.
-    mirror_max_file: AtomicU64,
-    /// The longest names there: of a part in the upper half, of a path in the lower.
-    mirror_names: AtomicU32,
-    /// What a mirror last said of its room, over the present link or the last one.
-    mirror_room: Mutex<Option<(u64, Space)>>,
+    pub(crate) spills: Spills,
     /// The backups, while there is no mirror that forwards to them.
     pub backups: BackupProgress,
-}
-
-/// A sync point whose bytes stand in a spill file and that has no record yet.
-pub struct Spilling {
-    file: SpillFile,
-    /// How long spill files may stand still before this one fails, and since when they
-    /// do.
-    usual: Duration,
-    quiet: Duration,
-    /// What `Primary::spilled` returned at the last look.
-    spilled: u64,
-    /// The mirror has the file, or none must have it.
-    handed: bool,
-}
-
-impl Spilling {
-    /// The operation that its record holds.
-    fn piece(&self) -> Piece<'static> {
-        Piece::Spill {
-            length: self.file.len,
-            id: self.file.id.to_le_bytes(),
-        }
-    }
-}
-
-/// Flag beside the rule: nothing becomes committed at present.
-const HELD: u64 = 4;
-/// Flag beside the rule: it applies until the lease is over.
-const LEASED: u64 = 8;
-/// The bit from which on the same word counts the changes of the rule.
-const CHANGES: u32 = 8;
-
-/// A point at which another thread may change the rule and the prefixes; tests
-/// do so there.
-#[inline(always)]
-fn interleave() {
-    #[cfg(test)]
-    tests::interleave();
-}
-
-fn pack(r: AckRule) -> u64 {
-    r.local as u64 | (r.mirror as u64) << 1
-}
-
-fn unpack(r: u64) -> AckRule {
-    AckRule {
-        local: r & 1 != 0,
-        mirror: r & 2 != 0,
-    }
 }
 
 impl Source for Primary {
@@ -305,7 +222,7 @@ impl Source for Primary {
 
     /// All but its mirror, even a lost one: the session sends to that node.
     fn serves(&self, peer: &str) -> bool {
-        *self.mirror.lock().unwrap_or_else(|e| e.into_inner()) != peer
+        *self.other_end.name() != peer
     }
 
     /// A primary forwards while its view has no mirror.
@@ -345,7 +262,7 @@ impl Primary {
     /// The session is with node `mirror` from here on: no backup session sends to that
     /// node.
     pub(crate) fn pair_with(&self, mirror: &str) {
-        let mut name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
+        let mut name = self.other_end.name();
         if *name != mirror {
             // The new mirror does not have what another node acknowledged.
             for lane in &self.lanes {
@@ -359,8 +276,7 @@ impl Primary {
 
     /// The node that is its mirror, or is to be; empty if there is none.
     pub fn mirror(&self) -> String {
-        let name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
-        name.clone()
+        self.other_end.name().clone()
     }
 
     /// A primary over an opened store; it serves nothing until it is started.
@@ -390,12 +306,9 @@ impl Primary {
         Primary {
             volume: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
-            mirror: Mutex::default(),
-            rule: AtomicU64::new(pack(spec.rule)),
-            held_at: AtomicU64::new(0),
-            lease: AtomicU64::new(0),
+            other_end: OtherEnd::default(),
+            rule: Rule::new(spec.rule),
             next: AtomicU64::new(tail + 1),
-            told: Mutex::default(),
             split: Split::default(),
             acked: Prefix::new(WINDOW, tail),
             persisted: Prefix::new(WINDOW, tail),
@@ -410,20 +323,9 @@ impl Primary {
             closed: AtomicBool::new(false),
             stale: std::sync::OnceLock::new(),
             link_error: Mutex::new(None),
-            mirror_level: AtomicU16::new(0),
-            risk: Mutex::default(),
-            silence: AtomicU64::new(0),
-            round_trip: AtomicU64::new(0),
+            risk: AtRisk::default(),
             ready: AtomicBool::new(false),
-            spill: Mutex::new(None),
-            spilled: AtomicU64::new(0),
-            reached: Mutex::default(),
-            confirming: AtomicBool::new(false),
-            spill_error: Mutex::new(None),
-            spilling: AtomicUsize::new(0),
-            mirror_max_file: AtomicU64::new(u64::MAX),
-            mirror_names: AtomicU32::new(u32::MAX),
-            mirror_room: Mutex::default(),
+            spills: Spills::default(),
             backups: BackupProgress::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
@@ -442,7 +344,7 @@ impl Primary {
         self.epoch.store(epoch, Release);
         self.next.store(tail + 1, Release);
         self.split.begin(self.store.logs());
-        *self.told() = 0;
+        self.rule.begin();
         self.acked.reset(0);
         self.persisted.reset(tail);
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
@@ -528,14 +430,7 @@ impl Primary {
     /// What was last told to be free at the mirror, while one is linked, and the LSN up to which
     /// that counts what is applied there: the records behind it are on their way.
     pub fn mirror_room(&self) -> Option<(u64, Space)> {
-        let told = *self.mirror_room.lock().unwrap_or_else(|e| e.into_inner());
-        told.filter(|_| self.is_linked())
-    }
-
-    /// The mirror has told its room.
-    pub(crate) fn mirror_has(&self, applied: u64, space: Space) {
-        let told = Some((applied, space));
-        *self.mirror_room.lock().unwrap_or_else(|e| e.into_inner()) = told;
+        self.other_end.room().filter(|_| self.is_linked())
     }
 
     /// Fails for good: a newer view has another primary.
@@ -578,7 +473,7 @@ impl Primary {
     /// checked before there is a record of the size.
     pub fn check_size(&self, size: u64) -> Result<()> {
         let here = self.store.max_file();
-        let there = self.mirror_max_file.load(Acquire);
+        let there = self.other_end.max_file();
         if size <= here.min(there) {
             return Ok(());
         }
@@ -597,13 +492,9 @@ impl Primary {
 
     /// The longest names that files can have on this node and on the mirror.
     pub fn longest_names(&self) -> Longest {
-        self.store.longest_names().and(self.mirror_names())
-    }
-
-    fn mirror_names(&self) -> Longest {
-        let both = self.mirror_names.load(Acquire);
-        let (part, path) = ((both >> 16) as u16, both as u16);
-        Longest { part, path }
+        self.store
+            .longest_names()
+            .and(self.other_end.longest_names())
     }
 
     /// Fails if this node or the mirror cannot have a file of this name. This is checked
@@ -615,21 +506,13 @@ impl Primary {
         let here = self.store.longest_names();
         let (node, most) = match here.takes(name) {
             false => (self.store.spec().node.clone(), here),
-            true => (self.mirror(), self.mirror_names()),
+            true => (self.mirror(), self.other_end.longest_names()),
         };
         Err(Error::Io {
             what: too_long(name, &node, most),
             errno: libc::ENAMETOOLONG,
             error: "name too long".into(),
         })
-    }
-
-    /// The mirror says what files it can have.
-    pub(crate) fn set_mirror_limits(&self, limits: Limits) {
-        let Longest { part, path } = limits.names;
-        let both = u32::from(part) << 16 | u32::from(path);
-        self.mirror_names.store(both, Release);
-        self.mirror_max_file.store(limits.size, Release);
     }
 
     /// One sync point from beginning to end. Returns its LSN.
@@ -669,9 +552,9 @@ impl Primary {
     /// As [`Primary::begin_commit`], but by a spill file whatever the size: for pieces
     /// that are copied.
     pub fn begin_copied(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
-        self.spilling.fetch_add(1, SeqCst);
+        self.spills.under_way.fetch_add(1, SeqCst);
         let begun = self.begin_spilled(pieces);
-        self.spilling.fetch_sub(1, SeqCst);
+        self.spills.under_way.fetch_sub(1, SeqCst);
         begun
     }
 
@@ -710,7 +593,7 @@ impl Primary {
     /// As [`Primary::settled_last`]; `None` while a sync point has read its bytes and
     /// gets its LSN later. A thread that appends after this reads after it.
     pub fn settled_unspilled(&self) -> Option<u64> {
-        let spills = self.spilling.load(SeqCst) > 0;
+        let spills = self.spills.under_way.load(SeqCst) > 0;
         (!spills).then(|| self.settled_last())
     }
 
@@ -725,7 +608,7 @@ impl Primary {
             Some(Level::Received)
         };
         let mirror = (lsn <= self.acked.get() && lsn <= self.last())
-            .then(|| Level::from_u16(self.mirror_level.load(Relaxed)))
+            .then(|| self.other_end.level())
             .flatten();
         (own, mirror)
     }

@@ -344,9 +344,9 @@ impl Session {
             lanes.close();
         }
         if self.spill.take().is_some() && !why.is_empty() {
-            p.spill_failed(why);
+            p.spills.failed(why);
         }
-        p.set_confirming(false);
+        p.spills.set_confirming(false);
         self.rejoin_lsn = None;
         if self.alone {
             // The mirror that was joining is gone again.
@@ -664,13 +664,13 @@ impl Session {
                 files: alive.files,
                 block: alive.block,
             };
-            self.primary.mirror_has(alive.applied, space);
+            self.primary.other_end.has_room(alive.applied, space);
         }
         if let Some((at, n)) = self.sent_at
             && f.flags as u64 == n & 0x7fff
         {
             let took = self.primary.store.env().now() - at;
-            let usual = self.primary.measured(took);
+            let usual = self.primary.other_end.measured(took);
             self.primary.store.logs()[0]
                 .live(Live::RoundTrip)
                 .store(usual.as_nanos() as u64, Relaxed);

@@ -126,7 +126,7 @@ impl Primary {
             Ok(None) if !slot.held => return Came::default(),
             Ok(None) => false,
             Ok(Some(ack)) => {
-                self.mirror_level.store(ack.level, Relaxed);
+                self.other_end.is_at(ack.level);
                 slot.acked = slot.acked.max(ack.lsn);
                 let at = match ack.waits {
                     true => self.store.env().now().as_nanos() as u64,
@@ -167,7 +167,8 @@ impl Primary {
     /// its link would count as broken. Then neither the mirror nor the link to it is at
     /// fault.
     pub fn is_held_back(&self, now: Duration) -> bool {
-        let (now, silence) = (now.as_nanos() as u64, self.silence.load(Relaxed));
+        let silence = self.other_end.silence().as_nanos() as u64;
+        let now = now.as_nanos() as u64;
         self.lanes.iter().any(|l| {
             let said = l.waits.load(Relaxed);
             said != 0 && now.saturating_sub(said) < silence
@@ -177,7 +178,7 @@ impl Primary {
     /// A link is over: a sync point that waits for the next link is not held back. Links
     /// count as broken after `silence`.
     pub(crate) fn forget_waits(&self, silence: Duration) {
-        self.silence.store(silence.as_nanos() as u64, Relaxed);
+        self.other_end.may_be_silent_for(silence);
         for lane in &self.lanes {
             lane.waits.store(0, Relaxed);
         }

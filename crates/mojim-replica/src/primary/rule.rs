@@ -5,80 +5,114 @@
 //! counts its changes, and is read before and after the figures.
 
 use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::time::Duration;
 
-use super::*;
+use mojim_env::turns::Mutex;
+use mojim_protocol::{AckRule, Prefix};
 
-impl Primary {
-    /// The present rule: the mode's, or that of a primary that is alone.
-    #[inline]
-    pub fn rule(&self) -> AckRule {
-        unpack(self.rule.load(SeqCst))
+/// Flag beside the rule: nothing becomes committed at present.
+const HELD: u64 = 4;
+/// Flag beside the rule: it applies until the lease is over.
+const LEASED: u64 = 8;
+/// The bit from which on the same word counts the changes of the rule.
+const CHANGES: u32 = 8;
+
+fn pack(r: AckRule) -> u64 {
+    r.local as u64 | (r.mirror as u64) << 1
+}
+
+fn unpack(r: u64) -> AckRule {
+    AckRule {
+        local: r & 1 != 0,
+        mirror: r & 2 != 0,
+    }
+}
+
+/// A point at which another thread may change the rule and the prefixes; tests do so there.
+#[inline(always)]
+fn interleave() {
+    #[cfg(test)]
+    others_go_on();
+}
+
+/// The rule, and what it was applied to when it changed.
+pub(super) struct Rule {
+    /// The rule, its flags [`HELD`] and [`LEASED`], and, above [`CHANGES`], how often it was
+    /// set.
+    word: AtomicU64,
+    /// Of a leased primary: what was committed within its lease.
+    held_at: AtomicU64,
+    /// The end of the lease, in nanoseconds of the clock.
+    lease: AtomicU64,
+    /// What was committed when the rule was last set, by the rule before.
+    told: Mutex<u64>,
+}
+
+impl Rule {
+    pub(super) fn new(r: AckRule) -> Rule {
+        Rule {
+            word: AtomicU64::new(pack(r)),
+            held_at: AtomicU64::new(0),
+            lease: AtomicU64::new(0),
+            told: Mutex::default(),
+        }
     }
 
-    pub(crate) fn set_rule(&self, r: AckRule) {
-        let mut told = self.told();
-        // Sequentially consistent: a thread that takes an LSN after this sees the rule;
-        // one that reads the last LSN after this sees every LSN taken before.
-        let now = self.rule.load(SeqCst);
-        let changes = (now >> CHANGES) + 1;
-        let beside = now & (HELD | LEASED);
-        self.rule
-            .store(pack(r) | beside | changes << CHANGES, SeqCst);
-        // Read after the store: no thread is told by the rule before that more is committed.
-        let was = unpack(now).committed(self.persisted.get(), self.acked.get());
-        *told = told.max(was);
+    /// The LSNs begin anew: nobody was told of one.
+    pub(super) fn begin(&self) {
+        *self.told() = 0;
     }
 
-    /// What callers were told is committed, or somewhat more. A change of the rule may lower
-    /// [`Primary::committed`], until the copy that counts from then on has everything.
-    pub fn acknowledged(&self) -> u64 {
-        // Held while the rule is asked: no change comes between.
-        let told = self.told();
-        self.whole(told.max(self.committed()))
-    }
-
-    pub(super) fn told(&self) -> MutexGuard<'_, u64> {
+    fn told(&self) -> MutexGuard<'_, u64> {
         self.told.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The committed LSN.
+    /// The present rule.
     #[inline]
-    pub fn committed(&self) -> u64 {
-        if self.store.mutations.ack_early.is_on() {
-            return self.last();
-        }
+    pub(super) fn get(&self) -> AckRule {
+        unpack(self.word.load(SeqCst))
+    }
+
+    /// Sets another one.
+    pub(super) fn set(&self, r: AckRule, persisted: &Prefix, acked: &Prefix) {
+        let mut told = self.told();
+        // Sequentially consistent: a thread that takes an LSN after this sees the rule;
+        // one that reads the last LSN after this sees every LSN taken before.
+        let now = self.word.load(SeqCst);
+        let changes = (now >> CHANGES) + 1;
+        let beside = now & (HELD | LEASED);
+        let next = pack(r) | beside | changes << CHANGES;
+        self.word.store(next, SeqCst);
+        // Read after the store: no thread is told by the rule before that more is committed.
+        let was = unpack(now).committed(persisted.get(), acked.get());
+        *told = told.max(was);
+    }
+
+    /// What callers were told is committed, or somewhat more, where `committed` is asked.
+    pub(super) fn acknowledged(&self, committed: impl FnOnce() -> u64) -> u64 {
+        // Held while the rule is asked: no change comes between.
+        let told = self.told();
+        told.max(committed())
+    }
+
+    /// The committed LSN. `now` asks the clock.
+    #[inline]
+    pub(super) fn committed(
+        &self,
+        persisted: &Prefix,
+        acked: &Prefix,
+        now: impl Fn() -> Duration,
+    ) -> u64 {
         loop {
-            let rule = self.rule.load(SeqCst);
-            if rule & (HELD | LEASED) != 0 {
-                match self.committed_by_lease(rule) {
-                    Some(committed) => return committed,
-                    None => continue,
-                }
-            }
-            if let Some(committed) = self.committed_by(rule) {
+            let rule = self.word.load(SeqCst);
+            let committed = match rule & (HELD | LEASED) {
+                0 => self.committed_by(rule, persisted, acked),
+                _ => self.committed_by_lease(rule, persisted, acked, &now),
+            };
+            if let Some(committed) = committed {
                 return committed;
             }
-        }
-    }
-
-    /// The end of the last committed sync point, for other nodes: a part of one means
-    /// nothing to them.
-    #[inline]
-    pub fn committed_whole(&self) -> u64 {
-        self.whole(self.committed())
-    }
-
-    /// The committed LSN that the record `lsn`, which is being made, carries.
-    #[inline]
-    pub(super) fn stamp(&self, lsn: u64) -> u64 {
-        self.whole(self.committed().min(lsn - 1)).min(lsn - 1)
-    }
-
-    #[inline]
-    fn whole(&self, committed: u64) -> u64 {
-        match self.store.mutations.stamp_parts.is_on() {
-            false => self.split.whole(committed),
-            true => committed,
         }
     }
 
@@ -86,24 +120,30 @@ impl Primary {
     /// set meanwhile, and the mirror's acknowledgements may not have counted when they
     /// were read.
     #[inline]
-    pub(super) fn committed_by(&self, rule: u64) -> Option<u64> {
+    fn committed_by(&self, rule: u64, persisted: &Prefix, acked: &Prefix) -> Option<u64> {
         interleave();
-        let persisted = self.persisted.get();
+        let persisted = persisted.get();
         interleave();
-        let acked = self.acked.get();
+        let acked = acked.get();
         interleave();
         let committed = unpack(rule).committed(persisted, acked);
-        (self.rule.load(SeqCst) == rule).then_some(committed)
+        (self.word.load(SeqCst) == rule).then_some(committed)
     }
 
     /// What became committed within a lease stays so, and nothing else does. Every thread
     /// that is about to acknowledge looks at the clock itself: the thread that would hold
     /// commits may sleep, or wait for a disk.
-    pub(super) fn committed_by_lease(&self, rule: u64) -> Option<u64> {
+    fn committed_by_lease(
+        &self,
+        rule: u64,
+        persisted: &Prefix,
+        acked: &Prefix,
+        now: &impl Fn() -> Duration,
+    ) -> Option<u64> {
         if rule & HELD == 0 {
-            let committed = self.committed_by(rule)?;
+            let committed = self.committed_by(rule, persisted, acked)?;
             // The clock is read last: what counts now was committed before.
-            if (self.store.env().now().as_nanos() as u64) < self.lease.load(SeqCst) {
+            if (now().as_nanos() as u64) < self.lease.load(SeqCst) {
                 self.held_at.fetch_max(committed, AcqRel);
                 return Some(committed);
             }
@@ -111,34 +151,61 @@ impl Primary {
         Some(self.held_at.load(Acquire))
     }
 
-    /// This primary commits until `end`, and no longer. Session thread only, as all
-    /// changes of the rule.
-    pub(crate) fn lease_until(&self, end: Duration) {
+    /// It applies until `end`, and no longer; `committed` is asked if it had no end before.
+    pub(super) fn lease_until(&self, end: Duration, committed: impl FnOnce() -> u64) {
         self.lease.store(end.as_nanos() as u64, SeqCst);
-        if self.rule.load(SeqCst) & LEASED == 0 {
-            self.held_at.store(self.committed(), Release);
-            self.rule.fetch_or(LEASED, SeqCst);
+        if self.word.load(SeqCst) & LEASED == 0 {
+            self.held_at.store(committed(), Release);
+            self.word.fetch_or(LEASED, SeqCst);
         }
     }
 
-    /// From here on nothing becomes committed, whatever the rule says, until
-    /// [`Primary::let_go`]. Session thread only, as all changes of the rule.
-    pub(crate) fn hold(&self) {
+    /// Nothing becomes committed from here on.
+    pub(super) fn hold(&self) {
         if !self.is_held() {
-            self.rule.fetch_or(HELD, SeqCst);
+            self.word.fetch_or(HELD, SeqCst);
         }
     }
 
-    /// Ends a hold.
-    pub(crate) fn let_go(&self) {
+    /// Ends a hold. False if there was none.
+    pub(super) fn let_go(&self) -> bool {
         // Checked first: every sync point reads this cache line.
-        if self.is_held() {
-            self.rule.fetch_and(!HELD, SeqCst);
-            self.wake_all();
+        let held = self.is_held();
+        if held {
+            self.word.fetch_and(!HELD, SeqCst);
         }
+        held
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.rule.load(SeqCst) & HELD != 0
+        self.word.load(SeqCst) & HELD != 0
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// What other threads do at the next point.
+    pub(super) static OTHERS: std::cell::RefCell<Option<Box<dyn FnMut()>>> = std::cell::RefCell::default();
+}
+
+#[cfg(test)]
+fn others_go_on() {
+    let others = OTHERS.take();
+    if let Some(mut others) = others {
+        others();
+        OTHERS.set(Some(others));
+    }
+}
+
+#[cfg(test)]
+impl Rule {
+    /// As it was at first, without a lease.
+    pub(super) fn reset(&self, r: AckRule) {
+        self.word.store(pack(r), SeqCst);
+        self.forget_held();
+    }
+
+    pub(super) fn forget_held(&self) {
+        self.held_at.store(0, SeqCst);
     }
 }

@@ -1,8 +1,9 @@
 //! Sync points that no log can hold: they go through a file of their own
 //! (`docs/protocol.md`, "Spill files").
 //!
-//! Owns the writing of the file and its place in line. Invariant: the record that names a
-//! file is appended only after every copy that counts has the file durably.
+//! Owns the writing of the file, and how its sync point goes on; `spills.rs` has its place in line.
+//! Invariant: the record that names a file is appended only after every copy that counts has the file
+//! durably.
 
 use super::*;
 use crate::piece::{cut, encode, read_copies};
@@ -11,10 +12,10 @@ impl Primary {
     /// As `begin_copied`, but never waits: the bytes are taken, the rest is done by
     /// `spill_step`. For drivers that move time themselves.
     pub fn try_spill_now(&self, pieces: &[Piece<'_>]) -> Result<Spilling> {
-        self.spilling.fetch_add(1, SeqCst);
+        self.spills.under_way.fetch_add(1, SeqCst);
         let begun = self.write_spill(pieces);
         if begun.is_err() {
-            self.spilling.fetch_sub(1, SeqCst);
+            self.spills.under_way.fetch_sub(1, SeqCst);
         }
         begun
     }
@@ -34,7 +35,7 @@ impl Primary {
     /// A spilling sync point is over, with its record in the log or without one.
     pub fn spill_over(&self, s: &Spilling, appended: bool) {
         self.forget_spill(s, appended);
-        self.spilling.fetch_sub(1, SeqCst);
+        self.spills.under_way.fetch_sub(1, SeqCst);
     }
 
     /// Whether a sync point of these pieces takes its bytes before it has an LSN.
@@ -71,7 +72,7 @@ impl Primary {
             file: written?,
             usual: self.patience().limit(),
             quiet: self.store.env().now(),
-            spilled: self.spilled(),
+            moved: self.spills.moved(),
             handed: false,
         })
     }
@@ -79,16 +80,9 @@ impl Primary {
     /// The session sends the file no longer, unless a record names it; without one
     /// (`appended`) it is removed.
     pub(super) fn forget_spill(&self, s: &Spilling, appended: bool) {
-        let id = s.file.id;
-        let mut handed = self.spill.lock().unwrap_or_else(|e| e.into_inner());
-        // It may be another file's turn.
-        handed.take_if(|(s, _)| s.id == id);
-        drop(handed);
-        let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
-        reached.remove(&id);
-        drop(reached);
+        self.spills.forget(s.file.id);
         if !appended {
-            self.store.remove_spill(id);
+            self.store.remove_spill(s.file.id);
         }
     }
 
@@ -140,28 +134,18 @@ impl Primary {
             return Ok(true);
         }
         self.check()?;
-        {
-            // One spill at a time: the others wait their turn.
-            let mut slot = self.spill.lock().unwrap_or_else(|e| e.into_inner());
-            match &*slot {
-                None => *slot = Some((s.file.clone(), false)),
-                Some((x, true)) if x.id == s.file.id => {
-                    // The next file need not wait for room for this one's record.
-                    *slot = None;
-                    return Ok(true);
-                }
-                Some(_) => {}
-            }
+        if self.spills.has_arrived(&s.file) {
+            return Ok(true);
         }
         // Read before the progress: a confirmation that comes in between shows there.
         let limit = self.standstill(s.usual);
         let now = self.store.env().now();
-        let before = std::mem::replace(&mut s.spilled, self.spilled());
-        if s.spilled > before || self.is_copying() {
+        let before = std::mem::replace(&mut s.moved, self.spills.moved());
+        if s.moved > before || self.is_copying() {
             s.quiet = now;
         }
         if now.saturating_sub(s.quiet) > limit {
-            let spill_error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
+            let spill_error = self.spills.error();
             let link_error = self.link_error.lock().unwrap_or_else(|e| e.into_inner());
             let link_error = link_error.as_ref().map(Error::to_string);
             let why = spill_error.as_ref().or(link_error.as_ref());
@@ -173,59 +157,9 @@ impl Primary {
         Ok(false)
     }
 
-    /// Bytes of spill files that got further than ever before.
-    pub fn spilled(&self) -> u64 {
-        self.spilled.load(Acquire)
-    }
-
-    /// The link has taken a spill file up to byte `at`. One more than its length: the
-    /// mirror has confirmed it.
-    pub(crate) fn spill_reached(&self, id: u64, at: u64) {
-        let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
-        let had = reached.entry(id).or_default();
-        if at > *had {
-            self.spilled.fetch_add(at - *had, AcqRel);
-            *had = at;
-        }
-    }
-
-    /// A session begins that sends these spill files first. How far others got is
-    /// forgotten, except for the one whose turn it is.
-    pub(crate) fn spills_begin(&self, ids: impl Iterator<Item = u64>) {
-        let ids: Vec<u64> = ids.collect();
-        let own = self.spill_wanted().map(|s| s.id);
-        let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
-        reached.retain(|id, _| Some(*id) == own || ids.contains(id));
-    }
-
-    /// Sets whether all of a spill file is sent and its confirmation is due.
-    pub(crate) fn set_confirming(&self, is: bool) {
-        self.confirming.store(is, Release);
-    }
-
-    /// The link on which a spill file was sent has ended.
-    pub(crate) fn spill_failed(&self, why: &str) {
-        let mut error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
-        *error = Some(why.to_owned());
-    }
-
-    /// The spill file that the session is to send.
-    pub(crate) fn spill_wanted(&self) -> Option<SpillFile> {
-        match &*self.spill.lock().unwrap_or_else(|e| e.into_inner()) {
-            Some((s, false)) => Some(s.clone()),
-            _ => None,
-        }
-    }
-
     /// The mirror has a spill file durably.
     pub(crate) fn spill_arrived(&self, id: u64) {
-        if let Some((s, there)) = &mut *self.spill.lock().unwrap_or_else(|e| e.into_inner())
-            && s.id == id
-        {
-            self.spill_reached(id, s.len + 1);
-            *there = true;
-            *self.spill_error.lock().unwrap_or_else(|e| e.into_inner()) = None;
-        }
+        self.spills.arrived(id);
         self.done.notify();
     }
 }

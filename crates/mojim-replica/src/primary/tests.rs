@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use super::rule::OTHERS;
 use super::*;
 use crate::pace::Pace;
 use mojim_config::MediumKind;
@@ -63,19 +64,6 @@ fn alone_on(
 
 const LOG: u64 = 16 << 20;
 
-thread_local! {
-    /// What other threads do at the next point.
-    static OTHERS: RefCell<Option<Box<dyn FnMut()>>> = RefCell::default();
-}
-
-pub(super) fn interleave() {
-    let others = OTHERS.take();
-    if let Some(mut others) = others {
-        others();
-        OTHERS.set(Some(others));
-    }
-}
-
 /// A thread that was about to acknowledge stood still between its look at the rule and
 /// its looks at the prefixes, while the mirror was given up and another one began to
 /// join. It then acknowledged, by the new mirror alone, what the view says is committed
@@ -117,13 +105,12 @@ fn nothing_is_committed_that_was_at_no_instant() {
                     for third in second..=n {
                         p.persisted.reset(5);
                         p.acked.reset(7);
-                        p.rule.store(pack(AckRule::MIRROR), SeqCst);
-                        p.held_at.store(0, SeqCst);
+                        p.rule.reset(AckRule::MIRROR);
                         history[..begin].iter().for_each(|step| step(&p));
                         if leased {
                             p.lease_until(Duration::MAX / 2);
                             // What it held before is not looked at here.
-                            p.held_at.store(0, SeqCst);
+                            p.rule.forget_held();
                         }
                         let at = |p: &Primary| p.rule().committed(p.persisted.get(), p.acked.get());
                         let seen = Rc::new(RefCell::new(vec![at(&p)]));

@@ -42,7 +42,7 @@ impl Motion {
     fn goes_on(&mut self, p: &Primary) -> bool {
         let handed = p.handed().min(self.until);
         let acked = p.acked.get().min(self.lsn);
-        let spilled = p.spilled();
+        let spilled = p.spills.moved();
         let more = handed > self.handed || acked > self.acked || spilled > self.spilled;
         self.handed = self.handed.max(handed);
         self.acked = self.acked.max(acked);
@@ -115,7 +115,7 @@ impl Primary {
                 // A link that is still being made gets its time.
                 Verdict::Resend if !linked => {}
                 // The lease keeps it from being committed, not the link.
-                Verdict::Resend if self.is_held() => {}
+                Verdict::Resend if self.rule.is_held() => {}
                 Verdict::Resend => {
                     self.suspect(Error::Protocol("no acknowledgement in time".into()))
                 }
@@ -207,7 +207,7 @@ impl Primary {
             || self.is_held_back(now)
             || self.is_copying()
             || (0..self.lanes.len()).any(|lane| self.store.is_kept(lane));
-        let spilled = self.spilled();
+        let spilled = self.spills.moved();
         let held = held || std::mem::replace(&mut wait.spilled, spilled) != spilled;
         wait.waited = match held {
             true => Duration::ZERO,
@@ -243,7 +243,7 @@ impl Primary {
     /// `resend_timeout`, the time of some round trips over this link, and what
     /// the slowest mirror needs for the bytes that it lacks.
     pub fn resend_after(&self) -> Duration {
-        let trip = Duration::from_nanos(self.round_trip.load(Relaxed));
+        let trip = self.other_end.round_trip();
         // Without a link the mirror takes nothing in: that adds no time.
         let behind = match self.link_up.load(Acquire) {
             true => self.bytes_behind(),
@@ -257,17 +257,6 @@ impl Primary {
         Patience::new(self.resend_after(), self.spec.resend_attempts)
     }
 
-    /// A round trip over the link took `took`. Returns the usual time.
-    pub(crate) fn measured(&self, took: Duration) -> Duration {
-        let took = took.as_nanos() as u64;
-        let usual = match self.round_trip.load(Relaxed) {
-            0 => took,
-            usual => usual - usual / 8 + took / 8,
-        };
-        self.round_trip.store(usual, Relaxed);
-        Duration::from_nanos(usual)
-    }
-
     /// Says that the link must be made anew, and why: a record that the mirror refused is
     /// not sent a second time.
     pub fn suspect(&self, why: Error) {
@@ -279,7 +268,7 @@ impl Primary {
     /// How long a mirror may stand still: `usual`, or longer while it syncs a whole spill
     /// file and says nothing.
     pub fn standstill(&self, usual: Duration) -> Duration {
-        match self.confirming.load(Acquire) {
+        match self.spills.is_confirming() {
             true => usual.max(COPY_SILENCE),
             false => usual,
         }

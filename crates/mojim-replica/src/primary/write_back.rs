@@ -1,7 +1,7 @@
 //! Writing back: what is committed goes from the log to the data files, and what the loss
 //! of the mirror puts at risk meanwhile.
 //!
-//! Owns the pace of checkpoints, and the account of bytes at risk.
+//! Owns the pace of checkpoints.
 
 use super::*;
 use crate::pace::{Pace, Pacer, piece};
@@ -138,18 +138,12 @@ impl Primary {
     pub(crate) fn mirror_lost(&self, now: Duration) {
         let rule = self.rule();
         let alone = rule.local || !rule.mirror || !self.store.level().is_persistent();
-        let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
-        if alone || risk.is_some() || self.store.check().is_err() {
+        if alone || self.store.check().is_err() {
             return;
         }
         let of = |l: &OutLane| l.acked_at.load(Relaxed);
         let ends: Vec<u64> = self.lanes.iter().map(of).collect();
-        *risk = Some(Risk {
-            bytes: self.unpersisted(&ends),
-            since: now,
-            ends,
-        });
-        drop(risk);
+        self.risk.begin(self.unpersisted(&ends), now, ends);
         self.settle_risk(false);
     }
 
@@ -164,22 +158,9 @@ impl Primary {
     /// Counts the bytes at risk, until the own log has them or (`back`) the mirror is
     /// back with all of them.
     pub(crate) fn settle_risk(&self, back: bool) {
-        let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
-        let Some(r) = &*risk else {
-            return;
-        };
-        let left = if back { 0 } else { self.unpersisted(&r.ends) };
+        let left = |ends: &[u64]| if back { 0 } else { self.unpersisted(ends) };
         let live = |l| self.store.logs()[0].live(l);
-        live(Live::AtRisk).store(left, Relaxed);
-        if left > 0 {
-            return;
-        }
-        let took = self.store.env().now().saturating_sub(r.since);
-        live(Live::LastRisk).store(r.bytes, Relaxed);
-        live(Live::LastRiskTime).store(took.as_micros() as u64, Relaxed);
-        // A reader that loads this count first sees the figures of this loss, or of a
-        // later one.
-        live(Live::Losses).fetch_add(1, Release);
-        *risk = None;
+        let now = || self.store.env().now();
+        self.risk.settle(left, now, live);
     }
 }

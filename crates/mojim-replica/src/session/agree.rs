@@ -94,7 +94,7 @@ impl Session {
     /// Takes down what the mirror is and can do; an error if it cannot have one of the
     /// files.
     fn meet(&mut self, w: &Welcome) -> Result<()> {
-        self.primary.mirror_level.store(w.level, Relaxed);
+        self.primary.other_end.is_at(w.level);
         if let Some(view_client) = &mut self.view_client {
             view_client.peer = Some(Member {
                 node: self.peer.name.clone(),
@@ -105,7 +105,7 @@ impl Session {
         if let Some(why) = exceeds(&self.primary.store, &self.peer.name, limits) {
             return Err(self.copy_failed(why));
         }
-        self.primary.set_mirror_limits(limits);
+        self.primary.other_end.has_limits(limits);
         Ok(())
     }
 

@@ -99,7 +99,7 @@ impl Session {
                 at = next;
             }
         }
-        self.primary.spills_begin(files.iter().map(|s| s.id));
+        self.primary.spills.begin(files.iter().map(|s| s.id));
         if store.mutations.spill_once.is_on() {
             files.clear();
         }
@@ -111,18 +111,18 @@ impl Session {
     pub(super) fn pump_spill(&mut self) -> Result<bool> {
         let wanted = match &self.phase {
             Phase::Spilling { files, .. } => files.front().cloned(),
-            Phase::Active => self.primary.spill_wanted(),
+            Phase::Active => self.primary.spills.wanted(),
             _ => None,
         };
         let Some(wanted) = wanted else {
             if self.spill.take().is_some() {
-                self.primary.set_confirming(false);
+                self.primary.spills.set_confirming(false);
             }
             return Ok(false);
         };
         let id = wanted.id;
         if self.spill.as_ref().is_none_or(|s| s.id() != id) {
-            self.primary.set_confirming(false);
+            self.primary.spills.set_confirming(false);
             self.spill = Some(SpillOut::new(wanted));
         }
         let out = self.spill.as_mut().expect("just put there");
@@ -130,12 +130,12 @@ impl Session {
         let had = out.is_confirming();
         let sent = out.pump(wire, self.epoch)?;
         if sent.further {
-            self.primary.spill_reached(id, out.taken());
+            self.primary.spills.reached(id, out.taken());
             // The mirror's answer to the last heartbeat may be behind all this.
             self.heard = self.primary.store.env().now();
         }
         if out.is_confirming() && !had {
-            self.primary.set_confirming(true);
+            self.primary.spills.set_confirming(true);
         }
         Ok(sent.moved)
     }
@@ -211,7 +211,7 @@ impl Session {
         id: u64,
     ) -> Result<()> {
         if let Some(s) = files.front().filter(|s| s.id == id) {
-            self.primary.spill_reached(s.id, s.len + 1);
+            self.primary.spills.reached(s.id, s.len + 1);
             files.pop_front();
         }
         self.await_spills(session, resume, files)
