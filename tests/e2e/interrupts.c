@@ -1,4 +1,4 @@
-/* Says "ready", counts SIGINT, and at SIGUSR1 prints the count and ends: for tests of `mojim run`. */
+/* Says "ready", counts each SIGINT, and says "over" and ends at SIGUSR1: for tests of `mojim run`. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -25,8 +25,12 @@ int main(void)
     sigaction(SIGUSR1, &action, NULL);
     puts("ready");
     fflush(stdout);
-    while (!ends)
-        sigsuspend(&before);
-    printf("interrupted %d times\n", interrupts);
+    for (int said = 0; !ends || said < interrupts;) {
+        if (said == interrupts)
+            sigsuspend(&before);
+        for (; said < interrupts; fflush(stdout))
+            printf("interrupted %d times\n", ++said);
+    }
+    puts("over");
     return 0;
 }

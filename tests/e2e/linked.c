@@ -5,11 +5,12 @@
  *
  * The file is made and has its size by being mapped. Two numbers on two pages are the same whenever
  * nothing runs: each round adds one to both, commits them together, and prints them. A third number
- * is stored to and never committed. Exits with 3 if what it finds is not so.
+ * is stored to and never committed. Exits with 3 if what it finds is not so. SIGUSR1 is ignored.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <mojim.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ int main(int argc, char **argv)
 {
     if (argc < 3)
         return 2;
+    signal(SIGUSR1, SIG_IGN);
     long *n;
     if (strcmp(argv[1], "attach") == 0) {
         mojim_t *m = mojim_attach(getenv("MOJIM_CONFIG"), getenv("MOJIM_NODE"), NULL);

@@ -341,6 +341,12 @@ impl Default for Port {
     }
 }
 
+/// The program of the `mojim run` with this process id: its only child.
+pub fn program_of(id: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    children.trim().parse().expect("one child")
+}
+
 /// Sends the signal of this name. No other process is started for that: on a busy machine
 /// two signals would come at quite different times.
 fn signal(id: u32, name: &str) {
@@ -349,6 +355,7 @@ fn signal(id: u32, name: &str) {
         "CONT" => Signal::CONT,
         "TERM" => Signal::TERM,
         "KILL" => Signal::KILL,
+        "USR1" => Signal::USR1,
         other => panic!("no test sends {other}"),
     };
     let id = Pid::from_raw(id as i32).expect("a process");

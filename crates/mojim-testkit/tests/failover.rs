@@ -23,7 +23,9 @@ use rustix::fs::FlockOperation;
 use mojim_testkit::interface::compile;
 use mojim_testkit::link::{Late, Way};
 use mojim_testkit::voters::Cluster;
-use mojim_testkit::{DEADLINE, Process, await_or, await_that, text};
+use mojim_testkit::{
+    DEADLINE, Process, await_or, await_that, continue_all, program_of, stop_all, text,
+};
 
 /// Every number that is still printed; the last one, if there was one.
 fn rest(p: &mut Process) -> Option<u64> {
@@ -905,6 +907,41 @@ fn a_linked_program_goes_on_where_the_primary_is() {
         let said = on_b.errors();
         assert!(said.contains("ended (signal: 15 (SIGTERM))"), "{said}");
     }
+}
+
+/// A signal that a program knows, and that asks nobody to end, had `mojim run` end with the program when
+/// another node took over, in place of waiting for its turn.
+#[test]
+fn a_run_that_passed_a_signal_on_still_follows_the_primary() {
+    let c = Cluster::new("sync", "disk");
+    let program = c.dir.join("linked");
+    compile("tests/e2e/linked.c", &program, &[], true);
+    be_patient(&c);
+    let a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let file = c.file();
+    let args = ["run", "--config", file.to_str().unwrap(), "--name", "a"];
+    let args = [&args[..], &["--", program.to_str().unwrap(), "attach", "f"]].concat();
+    let mut run = Process::start(&args, &c.dir.join("run.txt"));
+    assert_eq!(run.line().as_deref(), Some("1"), "{}", run.errors());
+    // The program ignores it.
+    run.signal("USR1");
+    let program = [program_of(run.child.id())];
+    hold(&c, "a", "b", |s| match s {
+        "STOP" => stop_all(&program),
+        _ => continue_all(&program),
+    });
+    a.signal("STOP");
+    c.await_view("b", "b", None);
+    a.signal("CONT");
+    continue_all(&program);
+    await_that("that it waits", || {
+        let waits = run.errors().contains("; node b is the primary now");
+        (waits && run.child.try_wait().unwrap().is_none()).then_some(())
+    });
+    run.signal("TERM");
+    assert_eq!(run.wait(), Some(128 + libc::SIGTERM), "{}", run.errors());
 }
 
 /// A mirror that stood still for a part of the limit, worked for a moment, and

@@ -124,7 +124,9 @@ pub(super) fn window_at(addr: usize) -> Option<Arc<Mapped>> {
 pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
     let Some(m) = window_at(addr) else {
         reader::refuse(addr)?;
-        return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
+        return Err(Error::NotFound(format!(
+            "{addr:#x} is not in a region. A file that the program maps by itself is one under `mojim run --preload`"
+        )));
     };
     let end = addr.checked_add(len);
     let page = rustix::param::page_size();
