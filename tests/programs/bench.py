@@ -3,7 +3,8 @@
 
 The places take turns in each round: a plain directory (`plain`), in which nothing is replicated;
 mounts of volumes in mode `sync` on two nodes of this machine, whose mirror has its log on the disk
-(`disk`, the default) or in memory (`memory`); and, for programs that can replicate by themselves, a
+(`disk`, the default) or in memory (`memory`), the same with the mount's requests over io_uring (`uring`) where
+the machine has that switched on; and, for programs that can replicate by themselves, a
 plain directory with the program and a replica that its commits wait for (`replicated`): the program
 flushes, then the replica receives and flushes, or writes only, where the case says `remote_write`.
 The last place is the limit (`unsynced`): the plain directory, with the program told not to sync. So
@@ -37,6 +38,8 @@ from servers import postgres_bin
 OPS = ["write+fsync", "append+fdatasync", "create+fsync+rename", "msync-1", "msync-64", "read-4k", "read-1m",
        "write-4k", "write-1m"]
 PLACES = ["plain", "disk", "memory"]
+URING = "uring"
+SWITCH = pathlib.Path("/sys/module/fuse/parameters/enable_uring")
 REPLICATED = "replicated"
 UNSYNCED = "unsynced"
 
@@ -51,9 +54,9 @@ def output(args, **more):
 class InMemory(Cluster):
     """The mirror's log is in memory."""
 
-    def __init__(self, mojim, home):
+    def __init__(self, mojim, home, uring):
         self.more = '[node.b.log]\nmedium = "dram"\n'
-        super().__init__(mojim, home, "mount")
+        super().__init__(mojim, home, "mount", ["--uring", uring])
 
 
 def python(code, at, seconds):
@@ -222,9 +225,13 @@ def places(mojim, home):
         d.chmod(0o755)
     clusters = []
     try:
-        clusters.append(Cluster(mojim, made["disk"], "mount"))
-        clusters.append(InMemory(mojim, made["memory"]))
-        yield {**made, "disk": clusters[0].at, "memory": clusters[1].at}
+        clusters.append(Cluster(mojim, made["disk"], "mount", ["--uring", "off"]))
+        clusters.append(InMemory(mojim, made["memory"], "off"))
+        at = {"disk": clusters[0].at, "memory": clusters[1].at}
+        if URING in PLACES:
+            clusters.append(InMemory(mojim, made[URING], "on"))
+            at[URING] = clusters[2].at
+        yield {**made, **at}
     finally:
         for c in clusters:
             c.end()
@@ -271,12 +278,18 @@ def main():
     args = a.parse_args()
     before[:] = []
     signal.signal(signal.SIGINT, end)
+    if SWITCH.exists() and SWITCH.read_text().strip() == "Y":
+        PLACES.append(URING)
+    else:
+        print(f"left out: mounts over io_uring, which are not switched on ({SWITCH})", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="mojim-bench-", dir=args.dir) as home, places(
         args.mojim, pathlib.Path(home)
     ) as at:
         if not args.json:
-            print("| case | plain | sync, log on disk | sync, log in memory | plain, replicated by the program | plain, never synced |\n"
-                  "|---|---|---|---|---|---|", flush=True)
+            uring = ["the same over io_uring"] if URING in PLACES else []
+            heads = ["case", "plain", "sync, log on disk", "sync, log in memory", *uring,
+                     "plain, replicated by the program", "plain, never synced"]
+            print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
         for name in OPS:
             if args.only in name:
                 values = rounds(args, at, lambda d, s, n=name: [float(x) for x in output([args.ops, d, n, s]).split()])

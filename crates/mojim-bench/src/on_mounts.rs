@@ -44,8 +44,8 @@ const PYTHONS: [&str; 2] = ["/usr/bin/python3", "python3"];
 /// Files and programs on a mounted volume, beside the plain file system.
 ///
 /// The places take turns in each round: a plain directory; mounts of volumes in mode `sync` on two nodes
-/// of this machine, whose mirror has its log on the disk or in memory; the program's own replication,
-/// where it has one; and the program without any sync, which is the limit. Needs what `mojim mount` does,
+/// of this machine, whose mirror has its log on the disk or in memory, and the latter over io_uring where that
+/// is switched on; the program's own replication, where it has one; and the program without any sync, which is the limit. Needs what `mojim mount` does,
 /// python3 and cc, and root for PostgreSQL. Programs that are not installed are left out:
 /// `scripts/bench-programs` installs them.
 #[derive(clap::Args)]
