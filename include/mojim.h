@@ -117,8 +117,9 @@
  * examples/transfers.c.
  *
  * errno values, for all functions:
- *   EINVAL      an argument, or the configuration, is wrong
- *   ENOENT      no such file, node or volume
+ *   EINVAL      an argument, or the configuration, is wrong: it has no such node
+ *               or volume, too
+ *   ENOENT      no such file
  *   EBUSY       another process is attached, or the bytes are mapped already,
  *               privately, or the file is mapped with the other kind of copy, or
  *               a region is at the address that was asked for
