@@ -75,8 +75,8 @@ pub struct Mount {
     #[arg(long, default_value = "5", value_parser = interval, value_name = "SECONDS")]
     commit_interval: Interval,
     /// Whether the kernel's requests come over io_uring: with "auto" if this machine has that switched on
-    /// (Linux 6.14, `options fuse enable_uring=1` in /etc/modprobe.d); "on" switches it on, which root
-    /// may, or fails.
+    /// (Linux 6.14, `options fuse enable_uring=1` in /etc/modprobe.d); "on" switches it on for the whole
+    /// machine, which root may, or fails.
     #[arg(long, default_value = "auto", value_parser = Uring::parse, value_name = "WHEN")]
     uring: Uring,
     /// Wait until this node is the volume's primary, and again when it no longer is

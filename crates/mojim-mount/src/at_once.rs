@@ -30,10 +30,16 @@ thread_local! {
 
 /// Does the work of a thread that serves alone; `asked` says whether others ask it.
 pub(crate) fn serve_alone<T>(asked: Asked, work: impl FnOnce() -> T) -> T {
+    /// Also after a panic: what `asked` has goes before what that leads to.
+    struct Serves;
+    impl Drop for Serves {
+        fn drop(&mut self) {
+            ASKED.set(None);
+        }
+    }
     ASKED.set(Some(asked));
-    let done = work();
-    ASKED.set(None);
-    done
+    let _serves = Serves;
+    work()
 }
 
 /// Whether others ask the calling thread; `None` if it is not alone, or does not serve.

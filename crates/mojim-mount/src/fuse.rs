@@ -484,9 +484,12 @@ impl Server {
 
     fn read(&self, req: &Request<'_>, offset: u64, size: u32, reply: Reply) {
         let ino = req.ino;
+        if size > init::MOST {
+            // The kernel asks for no more. A part would be taken for the end of the file.
+            return reply.error(Errno::IO);
+        }
         let read = move |fs: &Fs| {
-            // The kernel asks for no more.
-            let mut out = vec![0; size.min(init::MOST) as usize];
+            let mut out = vec![0; size as usize];
             let n = fs.read(ino, offset, &mut out)?;
             out.truncate(n);
             Ok(out)

@@ -24,8 +24,6 @@ const INIT_EXT: u64 = 1 << 30;
 pub(crate) const OVER_IO_URING: u64 = 1 << 41;
 /// Most bytes of a write or a read.
 pub(crate) const MOST: u32 = 1 << 20;
-/// The kernel's pages.
-const PAGE: u32 = 4096;
 /// The protocol's version: that with all that is asked for here. An older kernel lacks some.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 42;
@@ -90,7 +88,9 @@ pub(crate) fn answer(offer: &Offer, wanted: u64) -> Vec<u8> {
     w.u16(BACKGROUND).u16(BACKGROUND * 3 / 4);
     // Times have nanoseconds.
     w.u32(MOST).u32(1);
-    w.u16((MOST / PAGE) as u16).u16(0);
+    // Its pages: with more of them it would ask for more than MOST bytes.
+    let pages = MOST as usize / rustix::param::page_size();
+    w.u16(pages as u16).u16(0);
     w.u32((flags >> 32) as u32);
     out.resize(64, 0);
     out

@@ -40,7 +40,7 @@ const WAITING: usize = THREADS - 2;
 /// For how long.
 const SOON: Duration = Duration::from_millis(10);
 /// How often one that serves alone looks meanwhile whether others ask.
-const STEP: Duration = Duration::from_millis(1);
+const STEP: Duration = Duration::from_micros(200);
 /// How often the threads look whether the mount ends.
 const TURN: Duration = Duration::from_secs(1);
 /// How often it is looked, while calls wait, whether their threads are being killed.

@@ -33,7 +33,10 @@ pub(crate) fn mount(directory: &Path, source: &str, flags: Flags) -> Result<Owne
     let what = || format!("mounting at {}", directory.display());
     let directory = directory.canonicalize().context(what)?;
     let mounted = match own(&directory, source, flags) {
-        Err(e) if e.kind() == ErrorKind::PermissionDenied => by_helper(&directory, source, flags),
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+            let helped = by_helper(&directory, source, flags);
+            helped.map_err(|h| io::Error::new(h.kind(), format!("{e}; {h}")))
+        }
         mounted => mounted,
     };
     mounted.context(what)
@@ -129,7 +132,7 @@ pub(crate) fn take_away(directory: &Path, flags: UnmountFlags) -> Result<()> {
             helper
                 .arg("-u")
                 .args(flags.contains(UnmountFlags::DETACH).then_some("-z"));
-            let out = helper.arg(directory).output().context(what)?;
+            let out = helper.arg("--").arg(directory).output().context(what)?;
             if !out.status.success() {
                 let said = String::from_utf8_lossy(&out.stderr).trim().to_owned();
                 return Err(Error::io(what(), &std::io::Error::other(said)));

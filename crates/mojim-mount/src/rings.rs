@@ -11,6 +11,10 @@
 //!   request in the thread that handed in the last answer, and a thread that has ended gets none.
 //! - All entries are there from the start. (Requests that have come to a queue without a free entry are
 //!   taken with the next answer of that queue, not by an entry that is added.)
+//! - Either all entries of all queues are the kernel's before the first call is served, or there are no
+//!   rings: from the answer to FUSE_INIT on the kernel has every call wait until each queue has entries.
+//! - A thread that serves a queue ends with the connection. Another end of it is that of the process, which
+//!   ends the connection: the calls of its processor would wait for ever, and could not be killed.
 //! - Calls that are answered later keep their entries, all but [`SPARE`] of a queue at most: others can
 //!   always be served. So who would keep more waiting is refused ([`Transport::may_wait`]).
 
@@ -37,7 +41,8 @@ use crate::device::Device;
 use crate::init::MOST;
 use crate::reply::Transport;
 
-/// Commands of the kernel.
+/// Commands of the kernel, and one that it does not know.
+const PROBE: u32 = 0;
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 /// Entries of a queue, and of all queues together where there are many.
@@ -206,6 +211,8 @@ struct Ring {
     number: u16,
     /// By which the kernel knows the request of each entry.
     commits: Vec<u64>,
+    /// Entries that are ours.
+    ours: Vec<bool>,
     /// Whether more than [`SMALL`] of an entry was used, and how many are so.
     large: (Vec<bool>, usize),
     /// Commands that were not handed in yet.
@@ -237,11 +244,29 @@ impl Ring {
             queue,
             number,
             commits: vec![0; entries],
+            ours: vec![false; entries],
             large: (vec![false; entries], 0),
             waiting: 0,
             early: VecDeque::new(),
             woken: Box::new([0; 8]),
         })
+    }
+
+    /// Whether commands reach the connection, on which nothing was said yet: policies of the system may keep
+    /// this process from them, and would do so once the kernel waits for entries.
+    ///
+    /// # Errors
+    /// They do not.
+    fn probe(&mut self, device: &Device) -> io::Result<()> {
+        let command = self.command(device, PROBE, 0).build();
+        self.push(command.user_data(WAKE))?;
+        self.enter(1)?;
+        let (_, result) = self.completion().ok_or(io::ErrorKind::TimedOut)?;
+        match -result {
+            // FUSE has seen it: a connection that has not begun takes none.
+            libc::EAGAIN | libc::EINVAL => Ok(()),
+            e => Err(io::Error::from_raw_os_error(e.max(0))),
+        }
     }
 
     /// Gives the kernel all entries; fails with what it says to the first that it refuses.
@@ -362,11 +387,17 @@ impl Ring {
                 Some((entry, result)) => {
                     // Nobody waits for an answer while others are served.
                     self.submit()?;
-                    if self.take(calls, entry as usize, result) == Next::Ends {
+                    if self.take(calls, entry as usize, result)? == Next::Ends {
                         return Ok(());
                     }
                 }
                 None => {
+                    if self.large.1 > WARM && self.waiting > 0 {
+                        // The kernel has not read those answers yet, and may have a request for it.
+                        self.submit()?;
+                        continue;
+                    }
+                    self.give_back();
                     self.queue.sleeps.store(true, SeqCst);
                     // An answer that comes later wakes.
                     if !self.queue.has_answers() {
@@ -379,21 +410,25 @@ impl Ring {
     }
 
     /// An entry comes back: with a request, or for good.
-    fn take(&mut self, calls: &dyn Calls, entry: usize, result: i32) -> Next {
+    ///
+    /// # Errors
+    /// Its answer was not taken: whoever waits for that would do so for ever.
+    fn take(&mut self, calls: &dyn Calls, entry: usize, result: i32) -> io::Result<Next> {
         match -result {
             0 => {}
             libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => {
-                return Next::Ends;
+                return Ok(Next::Ends);
             }
-            e => {
-                let e = io::Error::from_raw_os_error(e);
-                tracing::error!("queue {} has an entry less: {e}", self.number);
-                // It serves nobody any more.
+            // Nobody waited for the answer any more.
+            libc::ENOENT => {
+                tracing::error!("queue {} has an entry less", self.number);
                 self.queue.taken.fetch_add(1, Relaxed);
-                return Next::Serves;
+                return Ok(Next::Serves);
             }
+            e => return Err(io::Error::from_raw_os_error(e)),
         }
         self.queue.taken.fetch_add(1, Relaxed);
+        self.ours[entry] = true;
         // SAFETY: the entry is ours, and its header is written by nobody else.
         let header = unsafe { self.memory.header(entry).read() };
         self.commits[entry] = header.commit;
@@ -412,7 +447,26 @@ impl Ring {
         if !serve(calls, &raw, &self.by, entry as u32) {
             self.by.answer(entry as u32, head.unique, 0, Vec::new());
         }
-        Next::Serves
+        Ok(Next::Serves)
+    }
+
+    /// Memory of large requests and answers, when there is nothing to do: all is handed in, and nothing has
+    /// come. The kernel touches entries only in calls of this thread.
+    fn give_back(&mut self) {
+        if self.large.1 <= WARM {
+            return;
+        }
+        for entry in 0..self.queue.entries {
+            if self.large.1 > WARM && self.large.0[entry] && !self.ours[entry] {
+                self.trim(entry);
+            }
+        }
+    }
+
+    fn trim(&mut self, entry: usize) {
+        self.large.0[entry] = false;
+        self.large.1 -= 1;
+        self.memory.trim(entry);
     }
 
     fn is_large(&mut self, entry: usize) {
@@ -430,9 +484,7 @@ impl Ring {
         if body.len() > SMALL {
             self.is_large(entry);
         } else if self.large.0[entry] && self.large.1 > WARM {
-            self.large.0[entry] = false;
-            self.large.1 -= 1;
-            self.memory.trim(entry);
+            self.trim(entry);
         }
         let mut head = Vec::with_capacity(16);
         let mut w = Writer(&mut head);
@@ -449,6 +501,7 @@ impl Ring {
         }
         let command = self.command(device, COMMIT_AND_FETCH, self.commits[entry]);
         self.push(command.build().user_data(entry as u64))?;
+        self.ours[entry] = false;
         self.queue.taken.fetch_sub(1, Relaxed);
         Ok(())
     }
@@ -462,73 +515,115 @@ struct Ready {
     thread: JoinHandle<()>,
     begin: SyncSender<Work>,
     registered: Receiver<io::Result<()>>,
+    go: SyncSender<()>,
+}
+
+/// A thread that serves a queue: unless it ends with the connection, the process does.
+struct Serves {
+    number: u16,
+    why: Option<io::Error>,
+    is_over: bool,
+}
+
+impl Drop for Serves {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let number = self.number;
+        match &self.why {
+            Some(e) => tracing::error!("queue {number} serves no more, the mount ends: {e}"),
+            // It has panicked, and said so.
+            None => tracing::error!("queue {number} serves no more, the mount ends"),
+        }
+        std::process::abort();
+    }
 }
 
 /// Threads with rings, one for each processor, which serve nothing yet. Dropped, they end.
 pub(crate) struct Rings(Vec<Ready>);
 
 impl Rings {
-    /// Makes them.
+    /// Makes them, for a connection on which nothing was said yet.
     ///
     /// # Errors
-    /// The system has no rings, or no memory, for this process.
-    pub(crate) fn new() -> io::Result<Rings> {
+    /// The system has no rings, or no memory, for this process, or keeps it from using them.
+    pub(crate) fn new(device: &Arc<Device>) -> io::Result<Rings> {
         let queues = processors(&std::fs::read_to_string(
             "/sys/devices/system/cpu/possible",
         )?);
         let queues = queues.ok_or_else(|| io::Error::other("the processors are not known"))?;
         let entries = (ALL_ENTRIES / queues).clamp(LEAST_ENTRIES, MOST_ENTRIES);
-        let start = |number| {
-            let (made, is_made) = sync_channel(1);
-            let (begin, work) = sync_channel::<Work>(1);
-            let (say, registered) = sync_channel(1);
-            let thread = std::thread::Builder::new().name(format!("mojim-ring-{number}"));
-            let thread = thread.spawn(move || {
-                let ring = stay_on(number).and_then(|()| Ring::new(number, entries));
-                let ring = ring.map_err(|e| drop(made.send(Err(e))));
-                let Ok(mut ring) = ring else {
-                    return;
-                };
-                let _ = made.send(Ok(()));
-                let Ok((device, calls)) = work.recv() else {
-                    return;
-                };
-                // Also if the kernel has refused an entry: it may use the others.
-                let _ = say.send(ring.register(&device));
-                if let Err(e) = ring.run(&device, &*calls) {
-                    tracing::error!("queue {number} serves no more: {e}");
-                }
-            })?;
-            is_made.recv().map_err(io::Error::other)??;
-            Ok(Ready {
-                thread,
-                begin,
-                registered,
-            })
-        };
+        let start = |number| Ready::start(number, entries, device.clone());
         let all: io::Result<Vec<Ready>> = (0..queues as u16).map(start).collect();
         Ok(Rings(all?))
     }
 
-    /// Serves from now on; the kernel has taken the offer. Fails, beside the threads, with why it takes
-    /// not all.
+    /// Serves from now on; the kernel has taken the offer.
+    ///
+    /// # Errors
+    /// It does not take all entries. Then the threads end, and the connection is of no use.
     pub(crate) fn begin(
         self,
         device: &Arc<Device>,
         calls: &Arc<dyn Calls>,
-    ) -> (Vec<JoinHandle<()>>, io::Result<()>) {
+    ) -> io::Result<Vec<JoinHandle<()>>> {
         for ring in &self.0 {
             // A thread that has ended says so below.
             let _ = ring.begin.send((device.clone(), calls.clone()));
         }
-        let mut done = Ok(());
-        let mut threads = Vec::new();
-        for ring in self.0 {
-            let registered = ring.registered.recv().map_err(io::Error::other);
-            done = done.and(registered.and_then(|r| r));
-            threads.push(ring.thread);
+        for ring in &self.0 {
+            ring.registered.recv().map_err(io::Error::other)??;
         }
-        (threads, done)
+        let go = |ring: Ready| {
+            ring.go.send(()).map_err(io::Error::other)?;
+            Ok(ring.thread)
+        };
+        self.0.into_iter().map(go).collect()
+    }
+}
+
+impl Ready {
+    fn start(number: u16, entries: usize, device: Arc<Device>) -> io::Result<Ready> {
+        let (made, is_made) = sync_channel(1);
+        let (begin, work) = sync_channel::<Work>(1);
+        let (say, registered) = sync_channel(1);
+        let (go, goes) = sync_channel(1);
+        let thread = std::thread::Builder::new().name(format!("mojim-ring-{number}"));
+        let thread = thread.spawn(move || {
+            let ring = stay_on(number).and_then(|()| Ring::new(number, entries));
+            let ring = ring.and_then(|mut r| r.probe(&device).map(|()| r));
+            drop(device);
+            let ring = ring.map_err(|e| drop(made.send(Err(e))));
+            let Ok(mut ring) = ring else {
+                return;
+            };
+            let _ = made.send(Ok(()));
+            let Ok((device, calls)) = work.recv() else {
+                return;
+            };
+            let _ = say.send(ring.register(&device));
+            if goes.recv().is_err() {
+                // Another queue has failed, or this one.
+                return;
+            }
+            let mut serves = Serves {
+                number,
+                why: None,
+                is_over: false,
+            };
+            match ring.run(&device, &*calls) {
+                Ok(()) => serves.is_over = true,
+                Err(e) => serves.why = Some(e),
+            }
+        })?;
+        is_made.recv().map_err(io::Error::other)??;
+        Ok(Ready {
+            thread,
+            begin,
+            registered,
+            go,
+        })
     }
 }
 
@@ -563,6 +658,16 @@ mod tests {
         assert_eq!(processors("0-3,8,10-11"), Some(7));
         assert_eq!(processors(""), None);
         assert_eq!(processors("3-1"), None);
+    }
+
+    /// Where a policy keeps a process from the commands, or the file is another one, that was found after
+    /// the kernel had been promised rings: it had every call wait for them.
+    #[test]
+    fn rings_that_no_command_passes_are_none() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(Rings::new(&Arc::new(Device(null.into()))).is_err());
+        let file = tempfile::tempfile().unwrap();
+        assert!(Rings::new(&Arc::new(Device(file.into()))).is_err());
     }
 
     fn queue(entries: usize) -> Queue {

@@ -51,8 +51,21 @@ impl Session {
     /// and is not there; no memory.
     pub(crate) fn begin(calls: Arc<dyn Calls>, setup: Setup<'_>) -> Result<Session> {
         setup.uring.prepare()?;
+        let begun = Session::begin_once(&calls, &setup);
+        match begun {
+            Err(e) if setup.uring == Uring::Auto && e.is_by_rings => {
+                tracing::warn!("requests do not come over io_uring: {}", e.why);
+                let uring = Uring::Off;
+                let without = Setup { uring, ..setup };
+                Session::begin_once(&calls, &without).map_err(|e| e.why)
+            }
+            begun => begun.map_err(|e| e.why),
+        }
+    }
+
+    fn begin_once(calls: &Arc<dyn Calls>, setup: &Setup<'_>) -> Result<Session, NotBegun> {
         let device = mounting::mount(setup.directory, &setup.source, setup.flags)?;
-        let begun = serve(Arc::new(Device(device)), &calls, &setup);
+        let begun = serve(Arc::new(Device(device)), calls, setup);
         if begun.is_err() {
             // It is of no use; and that it could not be taken away, a person sees.
             let _ = mounting::take_away(setup.directory, UnmountFlags::DETACH);
@@ -76,25 +89,34 @@ impl Session {
     }
 }
 
-fn serve(device: Arc<Device>, calls: &Arc<dyn Calls>, setup: &Setup<'_>) -> Result<Session> {
+/// Why a session has not begun.
+struct NotBegun {
+    why: Error,
+    /// The kernel was promised rings, and has not taken them.
+    is_by_rings: bool,
+}
+
+impl From<Error> for NotBegun {
+    fn from(why: Error) -> NotBegun {
+        let is_by_rings = false;
+        NotBegun { why, is_by_rings }
+    }
+}
+
+fn serve(
+    device: Arc<Device>,
+    calls: &Arc<dyn Calls>,
+    setup: &Setup<'_>,
+) -> Result<Session, NotBegun> {
     let what = || format!("mounting at {}", setup.directory.display());
     let rings = greet(&device, setup).context(what)?;
     let is_over_uring = rings.is_some();
-    let (mut threads, registered) = match rings {
-        Some(rings) => rings.begin(&device, calls),
-        None => (Vec::new(), Ok(())),
-    };
-    let others = match registered {
-        Ok(()) if is_over_uring => 1,
-        Ok(()) => setup.threads,
-        Err(e) if setup.uring == Uring::On => {
-            return Err(Error::io(what() + ": FUSE over io_uring", &e));
-        }
-        Err(e) => {
-            tracing::warn!("not all requests come over io_uring: {e}");
-            setup.threads
-        }
-    };
+    let begun = rings.map_or(Ok(Vec::new()), |rings| rings.begin(&device, calls));
+    let mut threads = begun.map_err(|e| NotBegun {
+        why: Error::io(what() + ": FUSE over io_uring", &e),
+        is_by_rings: true,
+    })?;
+    let others = if is_over_uring { 1 } else { setup.threads };
     for _ in 0..others {
         let (device, calls) = (device.clone(), calls.clone());
         let thread = std::thread::Builder::new().name("mojim-fuse".into());
@@ -128,7 +150,7 @@ fn greet(device: &Arc<Device>, setup: &Setup<'_>) -> io::Result<Option<Rings>> {
             return Err(wrong("the kernel does not offer FUSE over io_uring"));
         }
         // The kernel waits for the rings once it was answered: so they are made before.
-        Uring::Auto | Uring::On => match Rings::new() {
+        Uring::Auto | Uring::On => match Rings::new(device) {
             Ok(rings) => Some(rings),
             Err(e) if setup.uring == Uring::On => {
                 return Err(wrong(&format!("FUSE over io_uring: {e}")));
