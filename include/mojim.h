@@ -156,8 +156,9 @@ typedef struct mojim_attachment mojim_t;
 /* ---- attach ------------------------------------------------------------ */
 
 /* UNDER `mojim run` (docs/operations.md): a program that is linked with this library
- * is started where the volume's primary is, and started again on the other node when
- * that takes over. The volume is not mounted for it: it attaches, with the configuration
+ * is started where the volume's primary is, and, with three voters and `mojim run` on
+ * both nodes, started again on the other node when that takes over. The volume is not
+ * mounted for it: it attaches, as the only program, with the configuration
  * $MOJIM_CONFIG and the node $MOJIM_NODE. Or it opens files of the volume's directory,
  * maps them with mmap and MAP_SHARED, and calls msync and gmsync (the paper's Figure 1:
  * examples/fig1.c). A script or an interpreter that starts or loads such a program needs

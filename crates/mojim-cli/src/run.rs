@@ -111,18 +111,20 @@ impl Run {
         let target = Arc::new(Mutex::new(((0, 0), CString::default())));
         if mounts {
             enter(&mut command, &mount, &directory, &target)?;
+            // What attaches there all the same is told why it cannot.
+            name_volume(&mut command, &config_file, node, volume);
         } else {
             self.preload_into(&mut command, &config_file, node, volume)?;
         }
         let mut prepare = |pause: &mut Pause| {
+            // It may have been put there, or replaced, since.
+            if self.by_libraries() == mounts {
+                return Err(begin_anew());
+            }
             if !mounts {
-                // Readers have nothing to do with it.
-                let ended = if self.read {
-                    Ok(())
-                } else {
-                    mount.await_end(pause)
-                };
-                return ended.map(|()| None);
+                // Readers have nothing to do with it, nor programs that may not use the volume.
+                let awaits = !self.read && !self.allow_unguarded;
+                return awaits.then(|| mount.await_end(pause)).transpose();
             }
             let held = mount.ensure(&self.settings, pause)?;
             *target.lock().expect("no thread panics") = (held.device, below(&held.id));
@@ -185,11 +187,8 @@ impl Run {
             preload.push(":");
             preload.push(others);
         }
-        command
-            .env("LD_PRELOAD", preload)
-            .env("MOJIM_CONFIG", config)
-            .env("MOJIM_NODE", &node.name)
-            .env("MOJIM_VOLUME", &volume.name);
+        command.env("LD_PRELOAD", preload);
+        name_volume(command, config, node, volume);
         if self.read {
             command.env("MOJIM_READ", "1");
         } else {
@@ -204,6 +203,28 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// Says in the program's environment which volume it is started for.
+fn name_volume(command: &mut Command, config: &Path, node: &Node, volume: &Volume) {
+    command
+        .env("MOJIM_CONFIG", config)
+        .env("MOJIM_NODE", &node.name)
+        .env("MOJIM_VOLUME", &volume.name);
+}
+
+/// Has this process begin anew, with the words that it was given: what it does hangs on the program's
+/// file. Returns why it cannot.
+fn begin_anew() -> Failure {
+    let mut words = std::env::args_os();
+    let name = words.next().unwrap_or_default();
+    let e = match std::env::current_exe() {
+        Ok(me) => Command::new(me).arg0(name).args(words).exec(),
+        Err(e) => e,
+    };
+    Failure::failed(format!(
+        "the program's file was replaced meanwhile, and `mojim run` cannot begin anew: {e}"
+    ))
 }
 
 /// Has the program started where the volume's directory is the mount. `target` is what has to be

@@ -225,31 +225,47 @@ impl RunsMount {
     }
 
     /// Waits until the mount has ended that nobody uses any more: a process of the volume's own needs
-    /// the node's copy.
+    /// the node's copy. While what it returns lives, none begins.
     ///
     /// # Errors
     /// Programs use it; [`GIVEN_UP`] if `pause` says so.
-    pub fn await_end(&self, pause: &mut Pause) -> Result<(), Failure> {
-        let began = Instant::now();
-        let at = self.at();
-        while self
-            .is_serving()
-            .map_err(|e| Failure::from(e).at(&place(&at)))?
-        {
+    pub fn await_end(&self, pause: &mut Pause) -> Result<Held, Failure> {
+        let of_dir = |e: io::Error| Failure::from(e).at(&place(&self.dir));
+        trust::make(&self.dir).map_err(of_dir)?;
+        let lock = self.lock()?;
+        self.wait_for_lock(&lock, pause)?;
+        let (began, mut said) = (Instant::now(), false);
+        while self.is_serving().map_err(of_dir)? {
+            let text = || {
+                format!(
+                    "volume {} is mounted for other programs under `mojim run`, or that mount commits what                      they stored ({}): a program that uses Mojim's libraries can have the volume when that                      has ended, or run over the mount, too (--mount)",
+                    self.volume,
+                    place(&self.log())
+                )
+            };
             if began.elapsed() > ELSEWHERE {
                 return Err(Failure {
                     code: LATER,
-                    text: format!(
-                        "volume {} is mounted for other programs under `mojim run`: a program that uses                          Mojim's libraries can only have it when they have ended, or run over the mount,                          too (--mount)",
-                        self.volume
-                    ),
+                    text: text(),
                 });
             }
-            if pause(PAUSE) {
+            if began.elapsed() >= SILENCE && !std::mem::replace(&mut said, true) {
+                say_on_stderr(&format!("waiting: {}", text()));
+            }
+            // Its process looks at the lock when it ends for want of users.
+            let _ = flock(&lock, FlockOperation::Unlock);
+            let given = pause(PAUSE);
+            self.wait_for_lock(&lock, pause)?;
+            if given {
                 return Err(given_up());
             }
         }
-        Ok(())
+        self.say_what_failed();
+        Ok(Held {
+            _lock: lock,
+            device: (0, 0),
+            id: String::new(),
+        })
     }
 
     /// The number of what is mounted at the place, if anything is.

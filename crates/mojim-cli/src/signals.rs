@@ -73,8 +73,9 @@ pub fn unblock_passed_on() -> io::Result<()> {
 pub struct Came {
     /// Its number.
     pub number: i32,
-    /// The terminal sent it, and so to all processes of the group, the program's among them.
-    pub by_terminal: bool,
+    /// Somebody typed it at the terminal, which sends it to all processes of its foreground group.
+    /// (That the terminal is gone, SIGHUP, it tells the first process of the session alone.)
+    pub is_typed: bool,
 }
 
 impl Came {
@@ -100,10 +101,10 @@ pub fn wait_passed_on() -> io::Result<Came> {
             },
             number => {
                 // SAFETY: it was zeroed, and filled in.
-                let by_terminal = unsafe { about.assume_init() }.si_code == SI_KERNEL;
+                let by_kernel = unsafe { about.assume_init() }.si_code == SI_KERNEL;
                 return Ok(Came {
                     number,
-                    by_terminal,
+                    is_typed: by_kernel && [libc::SIGINT, libc::SIGQUIT].contains(&number),
                 });
             }
         }

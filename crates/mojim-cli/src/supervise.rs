@@ -6,7 +6,8 @@
 //! commit nothing.
 //!
 //! Invariant: the end of a program is this process's exit code, as a shell has it, and standard error
-//! says when a signal ended it. Signals for this process are passed on to it.
+//! says when a signal ended it. Signals for this process are passed on to it, but those that are typed at
+//! the terminal, which it gets itself.
 //!
 //! Invariant: no wait is silent. After a second, standard error says what is waited for,
 //! where, and since when (`Wait`), and again when that changes. A wait for a daemon that
@@ -27,7 +28,7 @@ use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::layout;
 use mojim_replica::request::{self, Request};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getpgid, getpgrp, pidfd_open, pidfd_send_signal};
 
 use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
@@ -58,18 +59,27 @@ enum Event {
 
 /// A running program. The descriptor refers to this process only, also after the process
 /// has ended and its ID was reused.
-struct Program(OwnedFd);
+struct Program {
+    process: OwnedFd,
+    id: Pid,
+}
 
 impl Program {
     fn signal(&self, signal: Signal) {
         // A program that has ended needs no signal.
-        let _ = pidfd_send_signal(&self.0, signal);
+        let _ = pidfd_send_signal(&self.process, signal);
+    }
+
+    /// Whether it is in this process's group, as it is unless it has left it (`timeout`, `setsid`).
+    fn is_in_my_group(&self) -> bool {
+        // If it has ended, it is no matter.
+        getpgid(Some(self.id)).is_ok_and(|group| group == getpgrp())
     }
 
     /// A signal that came to this process.
     fn pass_on(&self, came: Came) {
         if let Some(signal) = Signal::from_named_raw(came.number)
-            && !came.by_terminal
+            && !(came.is_typed && self.is_in_my_group())
         {
             self.signal(signal);
         }
@@ -409,6 +419,12 @@ fn prepare_until(
         }
         came.is_some()
     });
+    // Also one that came last: typed before the program is there, it is not the program's.
+    if came.is_none()
+        && let Ok(Event::Signal(signal)) = events.try_recv()
+    {
+        came = Some(signal);
+    }
     match came {
         Some(came) => Err(came),
         None => Ok(held),
@@ -454,13 +470,15 @@ fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure
         }
     })?;
     // The child has not been reaped yet, so its ID is still its own.
-    let program = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let id = Pid::from_child(&child);
+    let process = pidfd_open(id, PidfdFlags::empty());
     let tell = tell.clone();
     std::thread::spawn(move || {
         let ended = child.wait();
         let _ = tell.send(Event::Ended(ended));
     });
-    Ok(Program(program.map_err(std::io::Error::from)?))
+    let process = process.map_err(std::io::Error::from)?;
+    Ok(Program { process, id })
 }
 
 /// The signal that came instead, if one did.

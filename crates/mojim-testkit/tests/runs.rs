@@ -4,11 +4,11 @@
 //! What is compared is what a program was told, with what is on the other node after a promotion.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use rustix::fs::FlockOperation;
 
@@ -1058,13 +1058,9 @@ fn a_run_stands_for_its_program() {
     assert_eq!(out.status.code(), Some(7), "{}", text(&out.stderr));
 }
 
-/// Where views change by themselves `mojim run` passed on what a terminal sends to all processes of a
-/// group: a program that asks at the first Ctrl-C, and ends at the second, ended at the first.
-#[test]
-fn a_key_of_the_terminal_is_one_signal() {
-    let r = Runs::new();
-    let _a = r.c.node("a");
-    let _b = r.c.node("b");
+/// A `mojim run` that is the first process of a terminal's session, what is typed there, and what the
+/// program says.
+fn at_a_terminal(r: &Runs, command: &[&str]) -> (Child, fs::File, Lines<BufReader<ChildStdout>>) {
     let (mut keys, mut terminal) = (0, 0);
     let none = std::ptr::null_mut();
     // SAFETY: two places for descriptors, and no other wishes.
@@ -1072,10 +1068,10 @@ fn a_key_of_the_terminal_is_one_signal() {
     assert_eq!(made, 0);
     // SAFETY: both were just opened, and are nobody else's.
     let [keys, terminal] = [keys, terminal].map(|fd| unsafe { fs::File::from_raw_fd(fd) });
-    let program = r.c.dir.join("interrupts");
-    compile("tests/e2e/interrupts.c", &program, &[], false);
+    let only_here = rustix::io::FdFlags::CLOEXEC;
+    rustix::io::fcntl_setfd(&keys, only_here).unwrap();
     let mut run = Command::new(mojim_path());
-    run.args(r.args("a", &["--", program.to_str().unwrap()]));
+    run.args(r.args("a", &[&["--"], command].concat()));
     // Not to the terminal, which forgets what it has when its first process ends.
     run.stdin(terminal).stdout(Stdio::piped());
     // SAFETY: system calls that give the child a session with this terminal.
@@ -1089,10 +1085,22 @@ fn a_key_of_the_terminal_is_one_signal() {
         });
     }
     let mut child = run.spawn().unwrap();
-    drop(run);
     let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().expect("it says so").unwrap(), "ready");
+    (child, keys, said)
+}
+
+/// Where views change by themselves `mojim run` passed on what a terminal sends to all processes of a
+/// group: a program that asks at the first Ctrl-C, and ends at the second, ended at the first.
+#[test]
+fn a_key_of_the_terminal_is_one_signal() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = r.c.dir.join("interrupts");
+    compile("tests/e2e/interrupts.c", &program, &[], false);
+    let (mut child, keys, mut said) = at_a_terminal(&r, &[program.to_str().unwrap()]);
     let mut line = || said.next().expect("it says more").unwrap();
-    assert_eq!(line(), "ready");
     (&keys).write_all(b"\x03").unwrap();
     assert_eq!(line(), "interrupted 1 times");
     // The other process of the group takes its own off before the next signal, and would pass it on before.
@@ -1108,6 +1116,27 @@ fn a_key_of_the_terminal_is_one_signal() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
+/// A terminal sends its keys to the group in the foreground, and says that it is gone to the first process
+/// of its session alone: a program in a group of its own heard of neither, and stayed the primary.
+#[test]
+fn a_program_of_another_group_hears_of_the_terminal() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let script =
+        "trap 'echo interrupted' INT; trap 'exit 3' HUP; echo ready; while :; do sleep 0.05; done";
+    let (mut child, keys, mut said) = at_a_terminal(&r, &["setsid", "sh", "-c", script]);
+    (&keys).write_all(b"\x03").unwrap();
+    assert_eq!(said.next().expect("it says more").unwrap(), "interrupted");
+    drop(keys);
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    // Nor did one that stayed in the group.
+    let script = "trap 'exit 4' HUP; echo ready; while :; do sleep 0.05; done";
+    let (mut child, keys, _) = at_a_terminal(&r, &["sh", "-c", script]);
+    drop(keys);
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
 /// What a program is told that is linked with libmojim where it cannot be seen: started by a script, or
 /// beside programs that have the mount.
 #[test]
@@ -1116,7 +1145,6 @@ fn a_linked_program_that_the_mount_keeps_out_is_told_what_to_do() {
     let _a = r.c.node("a");
     let _b = r.c.node("b");
     let program = linked(&r);
-    let file = r.c.file();
     let script = format!("exec '{program}' attach f");
     for command in [
         &["--", "sh", "-c", &script][..],
@@ -1124,11 +1152,13 @@ fn a_linked_program_that_the_mount_keeps_out_is_told_what_to_do() {
     ] {
         let mut run = Command::new(mojim_path());
         run.args(r.args("a", command));
-        run.env("MOJIM_CONFIG", &file).env("MOJIM_NODE", "a");
+        // It is told where it would attach.
+        run.env_remove("MOJIM_CONFIG").env_remove("MOJIM_NODE");
         let out = run.output().unwrap();
         let said = text(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{said}");
         assert!(said.contains("mojim run --preload"), "{said}");
+        assert!(said.contains("Permission denied"), "{said}");
     }
 
     // A file that is long enough can be mapped, and is no memory of Mojim's.
