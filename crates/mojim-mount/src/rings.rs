@@ -30,6 +30,7 @@ use std::thread::JoinHandle;
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
+use mojim_env::processors::home;
 use mojim_format::bytes::Writer;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -159,8 +160,10 @@ struct Queue {
 }
 
 impl Queue {
-    fn answers(&self) -> Vec<Answer> {
-        std::mem::take(&mut *self.answers.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Moves all answers into `to`, which has none; its memory serves the next ones.
+    fn answers(&self, to: &mut Vec<Answer>) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *answers, to);
     }
 
     fn has_answers(&self) -> bool {
@@ -378,8 +381,10 @@ impl Ring {
     }
 
     fn serve(&mut self, device: &Device, calls: &dyn Calls) -> io::Result<()> {
+        let mut answers = Vec::new();
         loop {
-            for answer in self.queue.answers() {
+            self.queue.answers(&mut answers);
+            for answer in answers.drain(..) {
                 self.hand_in(device, answer)?;
             }
             match self.early.pop_front().or_else(|| self.completion()) {
@@ -591,7 +596,8 @@ impl Ready {
         let (go, goes) = sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("mojim-ring-{number}"));
         let thread = thread.spawn(move || {
-            let ring = stay_on(number).and_then(|()| Ring::new(number, entries));
+            stay_on(number);
+            let ring = Ring::new(number, entries);
             let ring = ring.and_then(|mut r| r.probe(&device).map(|()| r));
             drop(device);
             let ring = ring.map_err(|e| drop(made.send(Err(e))));
@@ -627,14 +633,17 @@ impl Ready {
     }
 }
 
-/// Keeps the calling thread on a processor. One that is not there now has no programs either.
-fn stay_on(processor: u16) -> io::Result<()> {
-    let mut one = CpuSet::new();
-    if usize::from(processor) < CpuSet::MAX_CPU {
-        one.set(processor.into());
+/// Keeps the calling thread on a processor, if it may run there. One that is not there now has no programs
+/// either.
+fn stay_on(processor: u16) {
+    let processor = usize::from(processor);
+    let may = |all: CpuSet| processor < CpuSet::MAX_CPU && all.is_set(processor);
+    if home().is_some_and(may) {
+        let mut one = CpuSet::new();
+        one.set(processor);
+        // It is a matter of speed alone.
         let _ = sched_setaffinity(None, &one);
     }
-    Ok(())
 }
 
 /// How many processors a list has, as `0-3,8`.
@@ -703,7 +712,9 @@ mod tests {
         q.answer(3, 4, 0, vec![]);
         q.answer(5, 6, 0, vec![]);
         assert!(woken() && !woken());
-        let places = q.answers().iter().map(|a| a.place).collect::<Vec<_>>();
+        let mut answers = Vec::new();
+        q.answers(&mut answers);
+        let places = answers.iter().map(|a| a.place).collect::<Vec<_>>();
         assert_eq!(places, [1, 3, 5]);
         assert!(!q.has_answers());
     }
