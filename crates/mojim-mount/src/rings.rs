@@ -658,6 +658,8 @@ fn processors(list: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::sched_getaffinity;
+
     use super::*;
 
     #[test]
@@ -677,6 +679,31 @@ mod tests {
         assert!(Rings::new(&Arc::new(Device(null.into()))).is_err());
         let file = tempfile::tempfile().unwrap();
         assert!(Rings::new(&Arc::new(Device(file.into()))).is_err());
+    }
+
+    /// A mount that was started on a part of the processors had threads on all of them.
+    #[test]
+    fn a_queues_thread_stays_where_it_may_run() {
+        let all = sched_getaffinity(None).unwrap();
+        let mut may = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
+        let (one, other) = (may.next().unwrap(), may.next().unwrap_or(0));
+        // In a thread of its own, since it is moved.
+        let stays = std::thread::spawn(move || {
+            let mut only = CpuSet::new();
+            only.set(one);
+            sched_setaffinity(None, &only).unwrap();
+            for processor in [other, one, CpuSet::MAX_CPU] {
+                stay_on(processor as u16);
+                assert_eq!(sched_getaffinity(None).unwrap(), only);
+            }
+        });
+        stays.join().unwrap();
+        let moves = std::thread::spawn(move || {
+            stay_on(other as u16);
+            let now = sched_getaffinity(None).unwrap();
+            assert!(now.is_set(other) && now.count() == 1);
+        });
+        moves.join().unwrap();
     }
 
     fn queue(entries: usize) -> Queue {
