@@ -357,6 +357,14 @@ impl Fs {
         self.whole(state, ino)
     }
 
+    /// As [`Fs::lookup`]; `None` if the directory is there, and has no such name.
+    pub(crate) fn lookup_any(&self, parent: u64, name: &[u8]) -> Result<Option<Seen>> {
+        match self.lookup(parent, name) {
+            Err(Errno::NOENT) => self.state().tree.node(parent).map(|_| None),
+            found => found.map(Some),
+        }
+    }
+
     pub(crate) fn seen(&self, ino: u64) -> Result<Seen> {
         self.whole(self.state(), ino)
     }

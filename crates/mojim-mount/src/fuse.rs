@@ -296,7 +296,11 @@ impl Calls for Server {
         match call {
             Call::Lookup(name) => {
                 let fs = self.fs(req);
-                entry(fs, reply, fs.lookup(ino, name));
+                match fs.lookup_any(ino, name).transpose() {
+                    Some(done) => entry(fs, reply, done),
+                    // The kernel drops that when it has a file of this name made.
+                    None => reply.nothing(ALWAYS),
+                }
             }
             Call::GetAttr => match self.fs(req).seen(ino) {
                 Ok(s) => reply.attr(&attr(&s), kept(&s)),

@@ -24,7 +24,7 @@ pub(crate) trait Transport: Send + Sync {
 }
 
 /// The attributes of a node.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Attr {
     pub(crate) ino: u64,
     pub(crate) size: u64,
@@ -195,6 +195,16 @@ impl Reply {
 
     pub(crate) fn found(self, found: &Found) {
         self.with(|w| found.write(w));
+    }
+
+    /// There is no such name, which the kernel may keep for so long.
+    pub(crate) fn nothing(self, kept: Duration) {
+        let (attr, generation) = (Attr::default(), 0);
+        self.found(&Found {
+            attr,
+            generation,
+            kept,
+        });
     }
 
     /// A file was made, and opened.

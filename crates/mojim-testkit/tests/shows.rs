@@ -8,16 +8,102 @@ use std::time::{Duration, SystemTime};
 
 use mojim_testkit::cluster::{Cluster, SYNC};
 use mojim_testkit::mount::Mount;
-use mojim_testkit::{await_or, await_that};
+use mojim_testkit::{await_or, await_that, continue_all, stop_all};
 
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 const PAGE: u64 = 4096;
 
+/// Has a process go on that was stopped, also where the test fails.
+struct Stopped([u32; 1]);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        continue_all(&self.0);
+    }
+}
+
 fn open(at: &Path) -> File {
     let mut how = OpenOptions::new();
     how.read(true).write(true).create(true).open(at).unwrap()
+}
+
+/// Programs ask again and again for what is not there: where a header, a module or a journal might lie. Each
+/// time the mount was asked. What is asked a second time the kernel answers, also while the mount stands still.
+#[test]
+fn that_there_is_no_name_is_asked_once() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let at = m.at.join("nothing");
+    assert!(!fs::exists(&at).unwrap());
+    let mount = [m.process.child.id()];
+    std::thread::scope(|s| {
+        stop_all(&mount);
+        let _goes_on = Stopped(mount);
+        let asks = s.spawn(|| fs::exists(&at).unwrap());
+        await_that("an answer of the kernel's own", || {
+            asks.is_finished().then_some(())
+        });
+        assert!(!asks.join().unwrap());
+    });
+    m.end();
+}
+
+/// The name that comes, and the call that makes it.
+type Way<'a> = (&'static str, &'a dyn Fn(&Path));
+
+/// A name that was asked for before it was there is there from the moment on in which it is made, by whatever
+/// call; and it is gone when it is removed.
+#[test]
+fn a_name_that_was_not_there_is_seen_when_it_comes() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let at = |name: &str| m.at.join(name);
+    fs::create_dir(at("dir")).unwrap();
+    open(&at("dir/inner"));
+    let ways: [Way<'_>; 7] = [
+        ("file", &|new| drop(open(new))),
+        ("made", &|new| fs::create_dir(new).unwrap()),
+        ("link", &|new| fs::hard_link(at("file"), new).unwrap()),
+        ("symbolic", &|new| {
+            std::os::unix::fs::symlink("x", new).unwrap()
+        }),
+        ("renamed", &|new| fs::rename(at("file"), new).unwrap()),
+        ("pipe", &|new| {
+            let mode = Mode::RUSR | Mode::WUSR;
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, new, kind, mode, 0).unwrap();
+        }),
+        // Of another process.
+        ("other", &|new| {
+            let made = Command::new("touch").arg(new).status().unwrap();
+            assert!(made.success());
+        }),
+    ];
+    for (name, make) in ways {
+        let is = || fs::symlink_metadata(at(name)).is_ok();
+        assert!(!is() && !is(), "{name}");
+        make(&at(name));
+        assert!(is(), "{name}");
+        if name != "file" {
+            let gone = fs::remove_file(at(name)).or_else(|_| fs::remove_dir(at(name)));
+            gone.unwrap();
+            assert!(!is() && !is(), "{name}");
+            let again = open(&at(name));
+            assert!(is() && again.metadata().unwrap().nlink() == 1);
+        }
+    }
+    // Names below a directory that comes, and that goes.
+    assert!(!fs::exists(at("moved/inner")).unwrap());
+    fs::rename(at("dir"), at("moved")).unwrap();
+    assert!(fs::exists(at("moved/inner")).unwrap() && !fs::exists(at("dir/inner")).unwrap());
+    m.end();
+    c.assert_equal();
 }
 
 /// A time of modification in the future, set after a write, became the time of change, and stayed it.
