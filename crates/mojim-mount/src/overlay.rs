@@ -120,7 +120,8 @@ impl Overlay {
     /// Blocks of `range`, which is not empty, for which no room was taken yet.
     pub(crate) fn new_blocks(&self, range: &Range<u64>) -> usize {
         let all = range.start / BLOCK..=(range.end - 1) / BLOCK;
-        all.filter(|block| !self.blocks.contains(block)).count()
+        let count = (all.end() - all.start() + 1) as usize;
+        count - self.blocks.range(all).count()
     }
 
     /// Room was taken for the blocks of `range`, which is not empty.
@@ -420,6 +421,23 @@ mod tests {
         assert!(kept < 3 * has, "{kept} bytes for {has}");
         o.resize(cell(1));
         assert_eq!(o.size(), CELL as u64);
+    }
+
+    /// Each block of a write was looked up by itself, which for 1 MiB took 256 searches.
+    #[test]
+    fn blocks_count_once_until_they_are_begun() {
+        let mut o = Overlay::new(0);
+        let of = |blocks: Range<u64>| blocks.start * BLOCK..blocks.end * BLOCK;
+        o.write(0, &[1; 8 * BLOCK as usize]);
+        o.take_blocks(&of(2..4));
+        o.take_blocks(&of(6..7));
+        assert_eq!(o.new_blocks(&of(0..8)), 5);
+        assert_eq!((o.new_blocks(&of(2..4)), o.new_blocks(&of(4..6))), (0, 2));
+        // Parts of blocks are blocks.
+        assert_eq!(o.new_blocks(&(2 * BLOCK - 1..4 * BLOCK + 1)), 2);
+        assert_eq!(o.new_blocks(&(3 * BLOCK..3 * BLOCK + 1)), 0);
+        o.begun(1);
+        assert_eq!(o.new_blocks(&of(0..8)), 8);
     }
 
     proptest! {
