@@ -47,6 +47,8 @@ struct Place {
     dir: PathBuf,
     shm: PathBuf,
     config: Config,
+    /// Those that run until the end: they would make their rings again that the end removes.
+    nodes: Mutex<Vec<Arc<Node>>>,
 }
 
 impl Place {
@@ -74,7 +76,12 @@ impl Place {
         }
         let config = Config::parse(&text, Path::new("test.toml")).unwrap_or_else(|e| panic!("{e}"));
         std::fs::write(dir.join("mojim.toml"), text).unwrap();
-        Place { dir, shm, config }
+        Place {
+            dir,
+            shm,
+            config,
+            nodes: Mutex::default(),
+        }
     }
 
     /// In `sync-disk`, whose mirror has its log in memory.
@@ -96,7 +103,10 @@ impl Place {
         let _ = tracing_subscriber::fmt()
             .with_writer(TestWriter::with_stderr)
             .try_init();
-        Node::start(&self.config, name, None).unwrap_or_else(|e| panic!("{e}"))
+        let node = Node::start(&self.config, name, None).unwrap_or_else(|e| panic!("{e}"));
+        let mut nodes = self.nodes.lock().unwrap_or_else(|e| e.into_inner());
+        nodes.push(node.clone());
+        node
     }
 
     fn program(&self) -> Volume {
@@ -125,6 +135,8 @@ fn reader_of(config: &Config, node: &str, options: ReaderOptions) -> Reader {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        let nodes = self.nodes.get_mut().unwrap_or_else(|e| e.into_inner());
+        nodes.iter().for_each(|n| n.stop());
         let _ = std::fs::remove_dir_all(&self.dir);
         let _ = std::fs::remove_dir_all(&self.shm);
     }
