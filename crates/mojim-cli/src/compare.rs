@@ -229,27 +229,7 @@ pub fn compare(
     let [a, b] = nodes;
     let a = Asked::connect(config, a, LONG)?;
     let b = Asked::connect(config, b, LONG)?;
-    let deadline = Instant::now() + wait;
-    let mut work = Comparison::new(&volume.name, [a, b], wait);
-    loop {
-        let found = work.run(wait)?;
-        if let Some(damaged) = work.damaged.take() {
-            return Ok(Found {
-                differences: vec![damaged],
-                ..Found::default()
-            });
-        }
-        match found {
-            Some(found) => return Ok(found),
-            None if Instant::now() >= deadline => {
-                return Ok(Found {
-                    undecided: Some(work.moving),
-                    ..Found::default()
-                });
-            }
-            None => pause(),
-        }
-    }
+    Comparison::new(&volume.name, [a, b], wait).run_for(wait)
 }
 
 /// Compares the copies of all nodes that hold a volume with the first one's, up
@@ -322,6 +302,30 @@ impl<N: Asks> Comparison<N> {
             stand: [Lsns::default(); 2],
             listing: Kept::default(),
             damaged: None,
+        }
+    }
+
+    /// Comparisons, until one could be made, for `wait` at most.
+    fn run_for(mut self, wait: Duration) -> Result<Found, Failure> {
+        let deadline = Instant::now() + wait;
+        loop {
+            let found = self.run(wait)?;
+            if let Some(damaged) = self.damaged.take() {
+                return Ok(Found {
+                    differences: vec![damaged],
+                    ..Found::default()
+                });
+            }
+            match found {
+                Some(found) => return Ok(found),
+                None if Instant::now() >= deadline => {
+                    return Ok(Found {
+                        undecided: Some(self.moving),
+                        ..Found::default()
+                    });
+                }
+                None => pause(),
+            }
         }
     }
 
@@ -447,10 +451,16 @@ impl<N: Asks> Comparison<N> {
         }))
     }
 
+    /// Whether it is waited for the decision what is committed.
+    fn is_unsettled(&self, listings: &Listings) -> bool {
+        let open = listings.of.iter().any(|l| l.lsns.low != l.last);
+        open && Instant::now() < self.settle_by
+    }
+
     /// Has the leading node decide what is committed of the records that a killed program
     /// left. True while it does.
     fn settles(&mut self, listings: &Listings) -> bool {
-        if listings.of.iter().all(|l| l.lsns.low == l.last) || Instant::now() >= self.settle_by {
+        if !self.is_unsettled(listings) {
             return false;
         }
         let q = Request::Settle {
@@ -472,7 +482,7 @@ impl<N: Asks> Comparison<N> {
     }
 
     /// One comparison; `None` if it could not be made now.
-    fn run(&mut self, wait: Duration) -> Result<Option<Found>, Failure> {
+    fn run(&mut self, mut wait: Duration) -> Result<Option<Found>, Failure> {
         let mut found = Found::default();
         let mut began = None;
         let mut part = Part {
@@ -486,6 +496,10 @@ impl<N: Asks> Comparison<N> {
             };
             if began.is_none() && self.settles(&first) {
                 return Ok(None);
+            }
+            if began.is_none() && self.is_unsettled(&first) {
+                // Somebody may have had the leading node's copy just then: it is asked again soon.
+                wait = wait.min(SETTLES);
             }
             began.get_or_insert(first.of.each_ref().map(|l| l.lsns.low));
             let next = first.cut();
@@ -957,6 +971,53 @@ mod tests {
         fn who(&self) -> &str {
             self.name
         }
+    }
+
+    /// A node whose program was killed, or its mirror, which does not know that the last record is committed.
+    /// The first question finds the leading node's copy in use.
+    struct Left {
+        leads: bool,
+        asked: std::rc::Rc<std::cell::Cell<u32>>,
+    }
+
+    impl Asks for Left {
+        fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
+            let knows = self.leads || self.asked.get() > 1;
+            match request {
+                Request::Settle { .. } if self.leads => {
+                    self.asked.set(self.asked.get() + 1);
+                    return Ok(json!(self.asked.get() > 1));
+                }
+                Request::Settle { .. } => return Ok(json!(false)),
+                Request::Files { .. } => {}
+                _ => unreachable!("{request:?}"),
+            }
+            let low = if knows { 74 } else { 73 };
+            Ok(json!({
+                "low": low, "high": 74, "born": 1, "epoch": 1, "last_lsn": 74, "state": "whole",
+                "volume_id": "v", "files": [{ "name": "f", "id": 1, "size": u64::from(!knows) * PAGE, "sums": "" }],
+            }))
+        }
+
+        fn who(&self) -> &str {
+            if self.leads { "a" } else { "b" }
+        }
+    }
+
+    /// A comparison asked once who decides. Where the leading node's daemon looked at the copy just then, it waited
+    /// to its end for copies to be equal that nobody was making so.
+    #[test]
+    fn who_decides_is_asked_again() {
+        let asked = std::rc::Rc::<std::cell::Cell<u32>>::default();
+        let node = |leads| Left {
+            leads,
+            asked: asked.clone(),
+        };
+        let wait = Duration::from_secs(60);
+        let found = Comparison::new("v", [node(true), node(false)], wait).run_for(wait);
+        let found = found.unwrap();
+        assert_eq!((found.undecided, found.lsn, asked.get()), (None, 74, 2));
+        assert!(found.differences.is_empty());
     }
 
     /// A node with a file that has holes.
