@@ -282,6 +282,10 @@ struct Comparison<N> {
     /// Until when it waits for the decision what is committed; after that it compares
     /// what it can.
     settle_by: Instant,
+    /// Whether records were there that are not known to be committed, and when it was last asked who
+    /// decides that.
+    is_open: bool,
+    asked: Instant,
     /// Which node to look at first.
     first: usize,
     /// Where both stood when they were last looked at.
@@ -298,6 +302,8 @@ impl<N: Asks> Comparison<N> {
             nodes,
             moving: String::new(),
             settle_by: Instant::now() + wait / 2,
+            is_open: false,
+            asked: Instant::now(),
             first: 0,
             stand: [Lsns::default(); 2],
             listing: Kept::default(),
@@ -451,16 +457,22 @@ impl<N: Asks> Comparison<N> {
         }))
     }
 
-    /// Whether it is waited for the decision what is committed.
-    fn is_unsettled(&self, listings: &Listings) -> bool {
-        let open = listings.of.iter().any(|l| l.lsns.low != l.last);
-        open && Instant::now() < self.settle_by
-    }
-
     /// Has the leading node decide what is committed of the records that a killed program
     /// left. True while it does.
     fn settles(&mut self, listings: &Listings) -> bool {
-        if !self.is_unsettled(listings) {
+        self.is_open = listings.of.iter().any(|l| l.lsns.low != l.last);
+        self.is_open && self.ask_to_settle()
+    }
+
+    /// The same, now and then: somebody may have had the leading node's copy when it was asked last. Where a
+    /// program runs it is asked in vain.
+    fn settles_by_now(&mut self) -> bool {
+        self.is_open && self.asked.elapsed() >= SETTLES && self.ask_to_settle()
+    }
+
+    fn ask_to_settle(&mut self) -> bool {
+        self.asked = Instant::now();
+        if self.asked >= self.settle_by {
             return false;
         }
         let q = Request::Settle {
@@ -482,7 +494,7 @@ impl<N: Asks> Comparison<N> {
     }
 
     /// One comparison; `None` if it could not be made now.
-    fn run(&mut self, mut wait: Duration) -> Result<Option<Found>, Failure> {
+    fn run(&mut self, wait: Duration) -> Result<Option<Found>, Failure> {
         let mut found = Found::default();
         let mut began = None;
         let mut part = Part {
@@ -496,10 +508,6 @@ impl<N: Asks> Comparison<N> {
             };
             if began.is_none() && self.settles(&first) {
                 return Ok(None);
-            }
-            if began.is_none() && self.is_unsettled(&first) {
-                // Somebody may have had the leading node's copy just then: it is asked again soon.
-                wait = wait.min(SETTLES);
             }
             began.get_or_insert(first.of.each_ref().map(|l| l.lsns.low));
             let next = first.cut();
@@ -579,8 +587,7 @@ impl<N: Asks> Comparison<N> {
                 return Ok(false);
             }
         }
-        self.decide(suspects, wait, found)?;
-        Ok(true)
+        self.decide(suspects, wait, found)
     }
 
     /// Why something could not be decided: the nodes' LSNs if both stand still, or if one
@@ -594,6 +601,24 @@ impl<N: Asks> Comparison<N> {
             [Some(x), None] if x < b.low => format!("{}, {} and goes on", at(0), at(1)),
             _ => moves.to_owned(),
         }
+    }
+
+    /// Both nodes' listings once more, after a pause; `None` if all is to begin anew.
+    fn listings_again(&mut self, part: Part) -> Result<Option<Listings>, Failure> {
+        pause();
+        if self.settles_by_now() {
+            return Ok(None);
+        }
+        let sums = false;
+        let Some(mut now) = self.listings(Part { sums, ..part })? else {
+            return Ok(None);
+        };
+        if now.cut().is_some() {
+            // More files came than fit an answer.
+            self.moving = "names of files change".into();
+            return Ok(None);
+        }
+        Ok(Some(now))
     }
 
     /// Files that both have, with the same number and size.
@@ -616,19 +641,9 @@ impl<N: Asks> Comparison<N> {
                 self.moving = self.why("names and sizes of files change");
                 return Ok(None);
             }
-            pause();
-            let Some(mut now) = self.listings(Part {
-                sums: false,
-                ..part
-            })?
-            else {
+            let Some(now) = self.listings_again(part)? else {
                 return Ok(None);
             };
-            if now.cut().is_some() {
-                // More files came than fit an answer.
-                self.moving = "names of files change".into();
-                return Ok(None);
-            }
             for (name, pair) in &mut pairs {
                 pair.look(now.look(name), now.lsn(name));
             }
@@ -714,8 +729,8 @@ impl<N: Asks> Comparison<N> {
             let zero = answers.map(|v| v["zero_until"].as_u64().unwrap_or(0));
             at = at.max(zero[0].min(zero[1]) / PAGE * PAGE);
             // Pages that are equal after all make room for others.
-            if suspects.len() >= MOST {
-                self.decide(std::mem::take(suspects), wait, found)?;
+            if suspects.len() >= MOST && !self.decide(std::mem::take(suspects), wait, found)? {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -763,12 +778,14 @@ impl<N: Asks> Comparison<N> {
         Ok(true)
     }
 
+    /// Looks at these until each is decided. False if all is to begin anew: what is committed is decided
+    /// just now.
     fn decide(
         &mut self,
         mut suspects: Vec<Suspect>,
         wait: Duration,
         found: &mut Found,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let deadline = Instant::now() + wait;
         let mut first = true;
         while !suspects.is_empty() {
@@ -781,7 +798,7 @@ impl<N: Asks> Comparison<N> {
                 }
                 if !self.look(&mut s, first)? {
                     found.undecided = Some(self.moving.clone());
-                    return Ok(());
+                    return Ok(true);
                 }
                 let verdicts = || s.bytes.iter().map(|(i, p)| (*i, p, p.verdict()));
                 let differs = verdicts().find_map(|(i, p, v)| match v {
@@ -818,12 +835,15 @@ impl<N: Asks> Comparison<N> {
                     break;
                 }
                 pause();
+                if self.settles_by_now() {
+                    return Ok(false);
+                }
             }
         }
         found
             .differences
             .sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
-        Ok(())
+        Ok(true)
     }
 }
 
