@@ -479,7 +479,7 @@ impl Links {
         beside
     }
 
-    /// With which directory a voter votes.
+    /// With which directory a voter votes. `Stale`: its log knows another directory of this one.
     pub fn who(&self, voter: u64, timeout: Duration) -> Result<Said> {
         let lives = lock(&self.lives).clone();
         if self.name(voter) == self.me {
@@ -488,6 +488,10 @@ impl Links {
         let body = json!({ "lives": lives.all() });
         let q = self.question(self.name(voter), None, "who", body);
         let answer = self.ask(voter, &q, timeout)?;
+        if let Some(why) = answer["unknown"].as_str() {
+            self.refuse(why);
+            return Err(Error::Stale(why.to_owned()));
+        }
         from_value(&answer)
     }
 

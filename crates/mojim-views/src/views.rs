@@ -425,12 +425,15 @@ async fn admit_voters(
                 Err(_) => return,
             }
         }
-        let mut met = meet(&links, unknown, heartbeat * 4).await;
+        let (mut met, is_refused) = meet(&links, unknown, heartbeat * 4).await;
         // The log may have grown meanwhile.
         met.retain(|name, _| links.is_vacant(name, &applied));
         let votes = |name: &String| m.voter_ids().any(|v| v == number(name));
         let all = m.voter_ids().count();
-        let beside = links.is_beside(&met, all / 2 + 1);
+        // By what was said just now: while this voter leads it forgets again and again that it was
+        // refused, since that may have been one with entries that nobody committed.
+        let is_founding = links.is_founding();
+        let beside = is_founding && is_refused || links.is_beside(&met, all / 2 + 1);
         let most = match since.elapsed() < grace {
             true => all,
             false => all / 2 + 1,
@@ -449,22 +452,31 @@ async fn admit_voters(
 }
 
 /// Asks these voters, all at one time, with which directories they vote. Those that do not
-/// answer are left out.
-async fn meet(links: &Arc<Links>, all: Vec<u64>, patience: Duration) -> BTreeMap<String, Said> {
+/// answer are left out. Also whether one has said that this voter does not count.
+async fn meet(
+    links: &Arc<Links>,
+    all: Vec<u64>,
+    patience: Duration,
+) -> (BTreeMap<String, Said>, bool) {
     let asked = all.into_iter().map(|id| {
         let links = links.clone();
         tokio::task::spawn_blocking(move || {
-            let (name, said) = (links.name(id), links.who(id, patience).ok()?);
+            let name = links.name(id);
+            let said = links.who(id, patience)?;
             let may = links.may_admit(name, said.incarnation);
-            may.then(|| (name.to_owned(), said))
+            Ok(may.then(|| (name.to_owned(), said)))
         })
     });
     let asked: Vec<_> = asked.collect();
-    let mut met = BTreeMap::new();
+    let (mut met, mut is_refused) = (BTreeMap::new(), false);
     for a in asked {
-        met.extend(a.await.ok().flatten());
+        match a.await {
+            Ok(Ok(one)) => met.extend(one),
+            Ok(Err(e)) => is_refused |= matches!(e, Error::Stale(_)),
+            Err(_) => {}
+        }
     }
-    met
+    (met, is_refused)
 }
 
 /// Gives this voter's directory up if it promises less than `teller` has heard of it.
