@@ -1061,15 +1061,16 @@ fn a_run_stands_for_its_program() {
 /// A `mojim run` that is the first process of a terminal's session, what is typed there, and what the
 /// program says.
 fn at_a_terminal(r: &Runs, command: &[&str]) -> (Child, fs::File, Lines<BufReader<ChildStdout>>) {
-    let (mut keys, mut terminal) = (0, 0);
-    let none = std::ptr::null_mut();
-    // SAFETY: two places for descriptors, and no other wishes.
-    let made = unsafe { libc::openpty(&mut keys, &mut terminal, none, none.cast(), none.cast()) };
-    assert_eq!(made, 0);
-    // SAFETY: both were just opened, and are nobody else's.
-    let [keys, terminal] = [keys, terminal].map(|fd| unsafe { fs::File::from_raw_fd(fd) });
-    let only_here = rustix::io::FdFlags::CLOEXEC;
-    rustix::io::fcntl_setfd(&keys, only_here).unwrap();
+    // No process of another test may have it, or its end would not be the terminal's.
+    let how = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: system calls on a descriptor that was just opened, and is nobody else's.
+    let [keys, terminal] = unsafe {
+        let keys = libc::posix_openpt(how);
+        assert!(keys >= 0 && libc::grantpt(keys) == 0 && libc::unlockpt(keys) == 0);
+        let terminal = libc::ioctl(keys, libc::TIOCGPTPEER, how);
+        assert!(terminal >= 0);
+        [keys, terminal].map(|fd| fs::File::from_raw_fd(fd))
+    };
     let mut run = Command::new(mojim_path());
     run.args(r.args("a", &[&["--"], command].concat()));
     // Not to the terminal, which forgets what it has when its first process ends.
