@@ -770,8 +770,15 @@ vote = false
         let c = change(&text, &again, "a");
         assert_eq!(c.nodes["zz"].replaces, ["b", "d"]);
         for n in ["a", "x", "y"] {
-            let rank =
-                |c: &Config| mojim_replica::layout::store(c, &c.nodes[n], &c.volumes["v"]).rank;
+            let rank = |c: &Config| {
+                mojim_replica::layout::store(
+                    c,
+                    &c.nodes[n],
+                    &c.volumes["v"],
+                    mojim_env::Locker::Node,
+                )
+                .rank
+            };
             assert_eq!(rank(&before), rank(&c));
         }
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
 use mojim_format::{OpKind, RecordView, Superblock};
 use mojim_linux::Os;
 
@@ -165,8 +165,11 @@ impl Env for Machine {
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         self.os.list(path)
     }
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.os.lock(path)
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.os.lock(path, locker)
+    }
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
+        self.os.locker(path)
     }
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         self.os.memory(path, len)

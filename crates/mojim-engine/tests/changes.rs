@@ -34,7 +34,12 @@ fn file(v: &Volume) -> Vec<u8> {
 /// Bytes of the records in the log: nothing is released from it here.
 fn logged(config: &Config) -> usize {
     let volume = config.volume(None).unwrap();
-    let spec = mojim_replica::layout::store(config, config.node("a").unwrap(), volume);
+    let spec = mojim_replica::layout::store(
+        config,
+        config.node("a").unwrap(),
+        volume,
+        mojim_env::Locker::Program,
+    );
     let bytes = std::fs::read(&spec.logs[0].path).unwrap();
     (0..bytes.len())
         .step_by(512)

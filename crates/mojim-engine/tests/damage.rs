@@ -165,7 +165,8 @@ fn who_opens_a_copy_knows_whether_it_was_clean() {
         std::sync::Arc::new(mojim_linux::Os::new().unwrap());
     let (node, volume) = (p.config.node("a").unwrap(), p.config.volume(None).unwrap());
     let open = || {
-        let spec = mojim_replica::layout::store(&p.config, node, volume);
+        let spec =
+            mojim_replica::layout::store(&p.config, node, volume, mojim_env::Locker::Program);
         mojim_store::store::Store::open(&env, spec).unwrap()
     };
     for _ in 0..2 {

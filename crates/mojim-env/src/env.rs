@@ -25,6 +25,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// For which purpose a lock is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locker {
+    /// A program works with what is locked.
+    Program,
+    /// A node's daemon itself looks at it, mends it or keeps it for others.
+    Node,
+}
+
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenHow {
@@ -369,7 +378,10 @@ pub trait Env: Send + Sync {
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
     /// Takes an exclusive lock that is released when the value is dropped or the
     /// process dies. `WouldBlock`, with the holder in the text, if it is taken.
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>>;
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>>;
+    /// Which kind of holder has the lock of that name. Takes nothing: whoever wants the lock
+    /// meanwhile gets it.
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>>;
 
     /// Named memory that outlives the process but not a power failure: opened if
     /// it exists with this length, else created, zeroed.

@@ -12,7 +12,7 @@
 
 use super::error;
 use mojim_env::threads::SignalsWait;
-use mojim_env::{File, FileSystem, Longest, NotPlain, OpenHow, Space, descriptors};
+use mojim_env::{File, FileSystem, Locker, Longest, NotPlain, OpenHow, Space, descriptors};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -685,6 +685,9 @@ fn read_start_of(fd: impl AsFd, most: usize) -> io::Result<Vec<u8>> {
 /// process that another thread forks meanwhile does not get it. What is left is a fork between the
 /// two calls that map the page and exclude it from children: until such a child ends or
 /// becomes another program, it keeps the lock.
+///
+/// The lock's length says which kind of holder has it ([`Locker`]), so that this is known as long as,
+/// and no longer than, the lock itself is held.
 #[derive(Debug)]
 pub(super) struct Lock {
     /// Never read.
@@ -708,6 +711,14 @@ fn process_name(pid: i32) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
+/// How many bytes a holder locks, from the first one on; 0 are all. Any two of them exclude each other.
+fn locked_len(locker: Locker) -> i64 {
+    match locker {
+        Locker::Program => 0,
+        Locker::Node => 1 << 62,
+    }
+}
+
 /// What came of trying to lock a file.
 enum Tried {
     Locked(Lock),
@@ -718,11 +729,11 @@ enum Tried {
 }
 
 impl Lock {
-    pub(super) fn take(path: &Path) -> io::Result<Lock> {
+    pub(super) fn take(path: &Path, locker: Locker) -> io::Result<Lock> {
         let pid = our_pid();
         let text = format!("{pid} {}\n", process_name(pid).unwrap_or_default());
         loop {
-            match Lock::try_apart(path, &text)? {
+            match Lock::try_apart(path, &text, locker)? {
                 Tried::Locked(lock) => return Ok(lock),
                 Tried::Held(pid, text) => return Err(contended(pid, &text)),
                 Tried::Removed => {}
@@ -730,9 +741,28 @@ impl Lock {
         }
     }
 
+    /// Who has the lock. Only looks: whoever wants the lock meanwhile gets it.
+    pub(super) fn locker(path: &Path) -> io::Result<Option<Locker>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let open = || retry_on_intr(|| fs::open(path, flags, Mode::empty()));
+        let fd = match with_reserve(|| descriptors::open(open)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            fd => fd?,
+        };
+        let held = ofd(fd.as_fd(), libc::F_OFD_GETLK, 0)?;
+        let is_node = held.l_len == locked_len(Locker::Node);
+        Ok(
+            (held.l_type != libc::F_UNLCK as i16).then_some(match is_node {
+                true => Locker::Node,
+                // Also the record lock of an older build.
+                false => Locker::Program,
+            }),
+        )
+    }
+
     /// One attempt, in a thread with its own table of descriptors if that can be had.
-    fn try_apart(path: &Path, text: &str) -> io::Result<Tried> {
-        let apart = || Lock::attempt(path, text, Lock::own_table().is_ok());
+    fn try_apart(path: &Path, text: &str, locker: Locker) -> io::Result<Tried> {
+        let apart = || Lock::attempt(path, text, locker, Lock::own_table().is_ok());
         let done = std::thread::scope(|s| {
             // It runs no signal handler of the program.
             let _quiet = SignalsWait::begin_but_faults();
@@ -740,7 +770,7 @@ impl Lock {
             let thread = thread.spawn_scoped(s, apart).ok()?;
             Some(thread.join().expect("an attempt does not panic"))
         });
-        done.unwrap_or_else(|| Lock::attempt(path, text, false))
+        done.unwrap_or_else(|| Lock::attempt(path, text, locker, false))
     }
 
     /// Gives this thread, which has opened nothing, an empty table of descriptors.
@@ -757,21 +787,21 @@ impl Lock {
     /// descriptor of such a table is not closed through the C library: under an interposer its
     /// number would be taken for one of the program's. It is closed before the thread ends: the kernel
     /// wakes who waits for a thread before it drops the thread's table.
-    fn attempt(path: &Path, text: &str, apart: bool) -> io::Result<Tried> {
+    fn attempt(path: &Path, text: &str, locker: Locker, apart: bool) -> io::Result<Tried> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let open = || retry_on_intr(|| fs::open(path, flags, FILE_MODE));
         if apart {
             let fd = std::mem::ManuallyDrop::new(open()?);
-            let tried = Lock::try_on(fd.as_fd(), path, text);
+            let tried = Lock::try_on(fd.as_fd(), path, text, locker);
             // SAFETY: a descriptor of this thread's own table, which nobody uses any more.
             unsafe { libc::syscall(libc::SYS_close, fd.as_raw_fd()) };
             return tried;
         }
         let fd = with_reserve(|| descriptors::open(open))?;
-        Lock::try_on(fd.as_fd(), path, text)
+        Lock::try_on(fd.as_fd(), path, text, locker)
     }
 
-    fn try_on(fd: BorrowedFd, path: &Path, text: &str) -> io::Result<Tried> {
+    fn try_on(fd: BorrowedFd, path: &Path, text: &str, locker: Locker) -> io::Result<Tried> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
         let len = rustix::param::page_size();
         // SAFETY: a new mapping, which nobody reads: the file may be empty.
@@ -783,10 +813,10 @@ impl Lock {
         let lock = Lock { page, pid };
         // SAFETY: the mapping that was just made.
         unsafe { madvise(page, len, Advice::LinuxDontFork)? };
-        match ofd(fd, libc::F_OFD_SETLK) {
+        match ofd(fd, libc::F_OFD_SETLK, locked_len(locker)) {
             Ok(_) => {}
             Err(Errno::AGAIN | Errno::ACCESS) => {
-                let held = ofd(fd, libc::F_OFD_GETLK)?;
+                let held = ofd(fd, libc::F_OFD_GETLK, 0)?;
                 let by_record = held.l_type != libc::F_UNLCK as i16 && held.l_pid > 0;
                 let pid = by_record.then_some(held.l_pid);
                 return Ok(Tried::Held(pid, read_start_of(fd, 64).unwrap_or_default()));
@@ -816,13 +846,14 @@ impl Drop for Lock {
     }
 }
 
-/// A command for locks of open file descriptions, on the whole file. By a raw call: an interposer
-/// answers the program's own.
-fn ofd(fd: BorrowedFd, command: libc::c_int) -> Result<libc::flock, Errno> {
+/// A command for locks of open file descriptions, on the first `len` bytes; 0 are all. By a raw call: an
+/// interposer answers the program's own.
+fn ofd(fd: BorrowedFd, command: libc::c_int, len: i64) -> Result<libc::flock, Errno> {
     // SAFETY: may be all zeros; `l_pid` must be.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as _;
     lock.l_whence = libc::SEEK_SET as _;
+    lock.l_len = len;
     // SAFETY: a descriptor that is open, and a lock of ours.
     match unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), command, &raw mut lock) } {
         0 => Ok(lock),
@@ -862,6 +893,7 @@ mod tests {
     use std::alloc::Layout;
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Child, ChildStdout, Command, Stdio};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use tempfile::TempDir;
 
     const RW: OpenHow = OpenHow {
@@ -1064,7 +1096,10 @@ mod tests {
     }
 
     fn must_be_taken(path: &Path, pid: u32) {
-        let e = Os::new().unwrap().lock(path).expect_err("the lock is held");
+        let e = Os::new()
+            .unwrap()
+            .lock(path, Locker::Program)
+            .expect_err("the lock is held");
         assert_eq!(e.kind(), io::ErrorKind::WouldBlock);
         let name = process_name(pid as i32).unwrap();
         assert_eq!(e.to_string(), format!("held by process {pid} ({name})"));
@@ -1075,16 +1110,19 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let os = Os::new().unwrap();
         let path = dir.path().join("lock");
-        let held = os.lock(&path).unwrap();
+        let held = os.lock(&path, Locker::Program).unwrap();
         must_be_taken(&path, std::process::id());
         // By another name of the same file, too.
         fs::link(&path, dir.path().join("alias")).unwrap();
         must_be_taken(&dir.path().join("alias"), std::process::id());
         must_be_taken(&path, std::process::id());
         drop(held);
-        drop(os.lock(&path).unwrap());
+        drop(os.lock(&path, Locker::Program).unwrap());
         fs::symlink(&path, dir.path().join("symlink")).unwrap();
-        assert!(os.lock(&dir.path().join("symlink")).is_err());
+        assert!(
+            os.lock(&dir.path().join("symlink"), Locker::Program)
+                .is_err()
+        );
     }
 
     /// The thread that took the lock kept its descriptor until the kernel dropped its table, which may be
@@ -1097,7 +1135,7 @@ mod tests {
         let twice = || {
             Lock::own_table().unwrap();
             for _ in 0..2 {
-                let tried = Lock::attempt(&path, "1 test\n", true).unwrap();
+                let tried = Lock::attempt(&path, "1 test\n", Locker::Program, true).unwrap();
                 assert!(
                     matches!(tried, Tried::Locked(_)),
                     "the first attempt has it"
@@ -1108,6 +1146,47 @@ mod tests {
     }
 
     const HELPER: &str = "MOJIM_TEST_LOCK";
+    /// A node asked whether a program had its copy by taking the lock itself for a moment: two that asked
+    /// at once took each other for a program, and so did a copy that the node had just opened.
+    #[test]
+    fn a_look_at_a_lock_says_who_has_it_and_takes_nothing() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let os = Os::new().unwrap();
+        let locker = || os.locker(&path).unwrap();
+        assert_eq!(locker(), None, "there is no such file");
+        for by in [Locker::Node, Locker::Program] {
+            let held = os.lock(&path, by).unwrap();
+            assert_eq!(locker(), Some(by));
+            for other in [Locker::Node, Locker::Program] {
+                assert!(
+                    os.lock(&path, other).is_err(),
+                    "{by:?} has it, not {other:?}"
+                );
+            }
+            drop(held);
+            assert_eq!(locker(), None, "{by:?} has dropped it");
+        }
+        for kind in ["", "record"] {
+            let program = Elsewhere::lock_as(kind, &path);
+            assert_eq!(locker(), Some(Locker::Program), "{kind}");
+            program.kill();
+            assert_eq!(locker(), None, "{kind}");
+        }
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Relaxed) {
+                    os.locker(&path).unwrap();
+                }
+            });
+            for _ in 0..200 {
+                drop(os.lock(&path, Locker::Program).expect("nobody has it"));
+            }
+            over.store(true, Relaxed);
+        });
+    }
+
     /// "record": a record lock, as earlier builds took it. "forks": a child that lives on is made.
     const KIND: &str = "MOJIM_TEST_LOCK_KIND";
 
@@ -1126,7 +1205,10 @@ mod tests {
                 let done = fs::fcntl_lock(&file, fs::FlockOperation::NonBlockingLockExclusive);
                 done.map(|()| Box::new(file) as _).map_err(Into::into)
             }
-            _ => Os::new().unwrap().lock(path).map(|l| Box::new(l) as _),
+            _ => Os::new()
+                .unwrap()
+                .lock(path, Locker::Program)
+                .map(|l| Box::new(l) as _),
         };
         if kind == "forks" {
             // By the system call: no handler of the C library runs.
@@ -1250,7 +1332,7 @@ mod tests {
         must_be_taken(&path, other.child.id());
         must_be_taken(&path, other.child.id());
         other.kill();
-        let held = os.lock(&path).unwrap();
+        let held = os.lock(&path, Locker::Program).unwrap();
         let said = Elsewhere::lock(&path).end();
         let pid = std::process::id();
         assert!(
@@ -1271,7 +1353,7 @@ mod tests {
     fn a_lock_stays_when_its_file_is_opened_and_closed_in_the_process() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("lock");
-        let held = Os::new().unwrap().lock(&path).unwrap();
+        let held = Os::new().unwrap().lock(&path, Locker::Program).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.starts_with(&format!("{} ", std::process::id())));
         drop(std::fs::OpenOptions::new().write(true).open(&path).unwrap());
@@ -1287,14 +1369,14 @@ mod tests {
     fn a_lock_excludes_the_kind_that_earlier_builds_took() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("lock");
-        let held = Os::new().unwrap().lock(&path).unwrap();
+        let held = Os::new().unwrap().lock(&path, Locker::Program).unwrap();
         assert_ne!(Elsewhere::lock_as("record", &path).end(), "ok");
         drop(held);
         let other = Elsewhere::lock_as("record", &path);
         assert_eq!(other.said, "ok");
         must_be_taken(&path, other.child.id());
         other.kill();
-        drop(Os::new().unwrap().lock(&path).unwrap());
+        drop(Os::new().unwrap().lock(&path, Locker::Program).unwrap());
     }
 
     /// No handler of the C library has run in the child, and it lives on.
@@ -1305,7 +1387,7 @@ mod tests {
         let other = Elsewhere::lock_as("forks", &path);
         let child: i32 = other.said.parse().unwrap();
         other.kill();
-        let free = Os::new().unwrap().lock(&path);
+        let free = Os::new().unwrap().lock(&path, Locker::Program);
         // SAFETY: the child is nobody's who would wait for it, and lives: so its id is its own.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
         free.unwrap();
@@ -1315,7 +1397,7 @@ mod tests {
     fn a_forked_child_does_not_keep_the_lock() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("lock");
-        let held = Os::new().unwrap().lock(&path).unwrap();
+        let held = Os::new().unwrap().lock(&path, Locker::Program).unwrap();
         // SAFETY: the child only calls pause, which is async-signal-safe.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -15,7 +15,7 @@ use crate::{Keys, disk, flush_range, memory, net, tls};
 use mojim_config::Config;
 use mojim_config::key_files;
 use mojim_env::{
-    Address, Conn, Context, Env, File, FileSystem, Longest, Memory, OpenHow, Result, Space,
+    Address, Conn, Context, Env, File, FileSystem, Locker, Longest, Memory, OpenHow, Result, Space,
 };
 use mojim_format::certificate::Subject;
 use std::any::Any;
@@ -163,8 +163,11 @@ impl Env for Os {
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         disk::list(path)
     }
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
-        Ok(Box::new(disk::Lock::take(path)?))
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
+        Ok(Box::new(disk::Lock::take(path, locker)?))
+    }
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
+        disk::Lock::locker(path)
     }
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         memory::named(path, len)

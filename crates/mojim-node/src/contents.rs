@@ -371,7 +371,7 @@ impl Node {
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
         let busy = |why: &str| Error::Busy(format!("volume {}: {why}", v.name));
-        let spec = layout::store(&self.config, &self.me, v);
+        let spec = self.spec(v);
         let live = |what: Live| {
             self.live(v)
                 .map(|l| l[what as usize])
@@ -657,7 +657,7 @@ impl Node {
                     return Err(e);
                 }
             }
-            Store::give_up(&self.env, &layout::store(&self.config, &self.me, v), epoch)?;
+            Store::give_up(&self.env, &self.spec(v), epoch)?;
             held.known().unopened = None;
         }
         warn!(

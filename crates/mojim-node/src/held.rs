@@ -182,8 +182,7 @@ impl Held {
     }
 }
 
-/// While this lives, the node has a copy of its own open for a look, and no program
-/// counts as attached to it.
+/// While this lives, the node has a copy of its own open for a look, whose end a program waits for.
 pub(crate) struct Look<'a>(&'a Held);
 
 impl Drop for Look<'_> {

@@ -147,7 +147,7 @@ impl Node {
     fn look_at_left(&self, v: &Volume, sb: &Superblock, told: &mut Option<u64>) {
         let _look = self.of(v).look();
         let last = self.of(v).known().ill.as_ref().map(|(_, e)| e.to_string());
-        let opened = Store::open(&self.env, layout::store(&self.config, &self.me, v));
+        let opened = Store::open(&self.env, self.spec(v));
         // A disk that stays full is told of once.
         let is_new = |e: &Error| last.as_ref() != Some(&e.to_string());
         self.note(v, &opened);

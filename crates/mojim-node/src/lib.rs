@@ -46,7 +46,7 @@ use mojim_config::{Config, Failover, Node as NodeConfig, Volume};
 use mojim_copy::stream::StreamIn;
 use mojim_env::event::Event;
 use mojim_env::wire::Wire;
-use mojim_env::{Address, Conn, Context, Env, Error, Proof, Result};
+use mojim_env::{Address, Conn, Context, Env, Error, Locker, Proof, Result};
 use mojim_linux::rings;
 use mojim_linux::{Door, Listener, Os, Refusals, guard_sigbus, trust};
 use mojim_protocol::may_promise;
@@ -267,13 +267,18 @@ impl Node {
     /// Opens a copy that nobody uses, for a look. An error is noted: opening voids what was noted
     /// before.
     fn open_noted(&self, v: &Volume) -> Result<Store> {
-        let spec = layout::store(&self.config, &self.me, v);
+        let spec = self.spec(v);
         let opened = Store::open(&self.env, spec.clone());
         let opened = opened.map_err(|e| self.with_way_out(v, &spec, e));
         if opened.is_err() {
             self.note(v, &opened);
         }
         opened
+    }
+
+    /// A volume's copy, as this node itself opens it.
+    fn spec(&self, v: &Volume) -> StoreSpec {
+        layout::store(&self.config, &self.me, v, Locker::Node)
     }
 
     /// What this node has of a volume that it holds.
@@ -425,7 +430,7 @@ impl Node {
         }
         // The copy forwards over this volume's links, which may be unencrypted.
         let env = (self.over)(self.os.clone().encrypting(v.encrypt));
-        let spec = layout::store(&self.config, &self.me, v);
+        let spec = self.spec(v);
         let opened = Store::open(&env, spec.clone());
         let opened = opened.map_err(|e| self.with_way_out(v, &spec, e));
         self.note(v, &opened);

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{Node, is_full};
 use mojim_config::Volume;
 use mojim_env::wire::Wire;
-use mojim_env::{Error, OpenHow, Proof, Result, Space};
+use mojim_env::{Error, Locker, OpenHow, Proof, Result, Space};
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
@@ -408,23 +408,21 @@ impl Node {
             .then(|| std::array::from_fn(|i| mojim_format::bytes::u64_at(&b, i * 8)))
     }
 
-    /// Whether a program is attached here as primary: it holds the lock.
+    /// Whether a program is attached here as primary: it holds the lock. This node itself opens and
+    /// closes the copy at any time, so only the lock says which of the two has it.
     pub(super) fn attached(&self, v: &Volume) -> bool {
-        let looks = self.of(v).known().looks;
-        looks == 0 && self.in_use(v)
+        self.locker(v) == Some(Locker::Program)
     }
 
     /// Whether this node's copy cannot be opened now: a program is attached, or this node
     /// has a look at it.
     pub(super) fn in_use(&self, v: &Volume) -> bool {
-        if self.of(v).is_open() {
-            return false;
-        }
+        !self.of(v).is_open() && self.locker(v).is_some()
+    }
+
+    fn locker(&self, v: &Volume) -> Option<Locker> {
         let path = layout::meta_dir(&self.me, &v.name).join("lock");
-        match self.env.lock(&path) {
-            Ok(_) => false,
-            Err(e) => e.kind() == std::io::ErrorKind::WouldBlock,
-        }
+        self.env.locker(&path).ok().flatten()
     }
 
     /// This node's role in the volume, by its superblock and the primary that it follows.
@@ -475,7 +473,7 @@ impl Node {
         if sb.state != State::Whole {
             return None;
         }
-        let spec = layout::store(&self.config, &self.me, v);
+        let spec = self.spec(v);
         let clean = sb.logs == 0;
         let seen = Area::look(
             &self.env,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mojim::{MapFlags, Volume};
 use mojim_config::{Config, Mode};
 use mojim_env::wire::Wire;
-use mojim_env::{Address, Env, Error, Proof, Result};
+use mojim_env::{Address, Env, Error, Locker, Proof, Result};
 use mojim_format::message::checked;
 use mojim_format::{CatalogEntry, FrameKind, crc32c};
 use mojim_linux::{Listener, Os};
@@ -600,6 +600,36 @@ fn a_program_waits_for_the_end_of_a_look() {
     assert!(!a.node.give_way(&v), "the holder is no daemon");
 }
 
+/// Of two nodes that had both been promoted, one opened its copy again and again to refuse the other, and
+/// was asked just then: it told of a program that was attached, and nobody could be promoted.
+#[test]
+fn a_copy_that_the_node_itself_has_open_is_no_programs() {
+    let place = Place::new();
+    place.has_a_copy();
+    let v = place.config.volumes["v"].clone();
+    let a = place.start();
+    let lock = layout::meta_dir(place.config.node("a").unwrap(), "v").join("lock");
+    let held = |by| {
+        let begun = std::time::Instant::now();
+        loop {
+            match a.node.env.lock(&lock, by) {
+                Ok(held) => return held,
+                Err(e) if begun.elapsed() > Duration::from_secs(60) => panic!("{e}"),
+                // The node itself has a look.
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    };
+    let own = held(Locker::Node);
+    assert!(a.node.in_use(&v));
+    assert!(!a.node.attached(&v), "nobody is attached");
+    drop(own);
+    let program = held(Locker::Program);
+    assert!(a.node.in_use(&v) && a.node.attached(&v));
+    drop(program);
+    assert!(!a.node.attached(&v));
+}
+
 /// Each look of `verify` at a copy that no program used opened and recovered it anew: 90 openings
 /// for 98 pages. A program that wants the copy gets it at once.
 #[test]
@@ -634,7 +664,7 @@ fn a_copy_that_found_no_room_is_looked_at_again() {
     let me = place.config.node("a").unwrap();
     let v = place.config.volumes["v"].clone();
     // Its program does not close it.
-    drop(Store::open(&env, layout::store(&place.config, me, &v)).unwrap());
+    drop(Store::open(&env, layout::store(&place.config, me, &v, Locker::Program)).unwrap());
     let a = place.start();
     let sequence = || {
         let sb = read_superblock(&*env, &layout::meta_dir(me, "v"));

@@ -13,7 +13,7 @@ use crate::primary::PrimarySpec;
 use crate::register::VIEW_TIMEOUT;
 use mojim_config::ring_files;
 use mojim_config::{Config, Failover, MediumKind, Mode, Node, Transport, Volume};
-use mojim_env::Address;
+use mojim_env::{Address, Locker};
 use mojim_store::log::{Log, LogSpec};
 use mojim_store::store::StoreSpec;
 
@@ -94,7 +94,7 @@ fn copy_streams() -> usize {
 }
 
 /// The store of a volume on a node.
-pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
+pub fn store(config: &Config, node: &Node, volume: &Volume, locker: Locker) -> StoreSpec {
     // By place, so that it changes neither with the roles nor with a replacement.
     let nodes = volume.data_nodes().into_iter();
     let mut places: Vec<&str> = nodes.map(|n| place(config, n)).collect();
@@ -109,6 +109,7 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         max_open: mojim_store::area::MAX_OPEN,
         copy_streams: volume.copy_streams.unwrap_or_else(copy_streams),
         by_hand: volume.failover != Failover::Automatic,
+        locker,
         rank: places
             .iter()
             .position(|p| *p == node.place())
@@ -226,7 +227,7 @@ mod tests {
             )
         };
         let parse = |text: &str| Config::parse(text, Path::new("/c.toml")).unwrap();
-        let rank = |c: &Config, n: &str| store(c, &c.nodes[n], &c.volumes["v"]).rank;
+        let rank = |c: &Config, n: &str| store(c, &c.nodes[n], &c.volumes["v"], Locker::Node).rank;
         let replaced = parse(&text("b", "replaces = [\"y\", \"z\"]\n"));
         let named = parse(&text("y", ""));
         assert_eq!(rank(&replaced, "b"), rank(&named, "y"));

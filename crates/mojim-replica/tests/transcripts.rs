@@ -261,7 +261,7 @@ impl Nodes {
 
     fn store(&self, node: &str) -> Arc<Store> {
         let c = self.config();
-        let mut spec = layout::store(&c, &c.nodes[node], &c.volumes["v"]);
+        let mut spec = layout::store(&c, &c.nodes[node], &c.volumes["v"], mojim_env::Locker::Node);
         spec.by_hand = !self.by_register;
         Arc::new(Store::open(&self.env, spec).unwrap())
     }

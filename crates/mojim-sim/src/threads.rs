@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
-use mojim_env::{Address, Env};
+use mojim_env::{Address, Env, Locker};
 use mojim_format::FrameKind;
 use mojim_format::message::{Hello, Lane, Message};
 use mojim_protocol::AckRule;
@@ -210,6 +210,7 @@ fn store_spec(node: &str, setup: &Setup) -> StoreSpec {
         max_open: 3,
         copy_streams: 1,
         by_hand: true,
+        locker: Locker::Program,
     }
 }
 

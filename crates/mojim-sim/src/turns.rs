@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, FileSystem, Memory, OpenHow, Proof};
+use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Memory, OpenHow, Proof};
 
 use crate::disk::SECTOR;
 use crate::run::panic_text;
@@ -504,8 +504,12 @@ impl Env for TurnEnv {
         self.env.list(path)
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.env.lock(path)
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.env.lock(path, locker)
+    }
+
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
+        self.env.locker(path)
     }
 
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use mojim_env::Error;
-use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
 use mojim_views::files::{Files, Held, Id};
 
 use crate::ctx::Faults;
@@ -152,8 +152,11 @@ impl Env for Lax {
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         self.env.list(path)
     }
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.env.lock(path)
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.env.lock(path, locker)
+    }
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
+        self.env.locker(path)
     }
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         self.env.memory(path, len)

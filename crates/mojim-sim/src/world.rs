@@ -333,7 +333,7 @@ mod tests {
     use super::*;
     use crate::disk::tests::{CACHED, DURABLE, Sectors};
     use crate::rng::Rng;
-    use mojim_env::{Conn, Env, Memory};
+    use mojim_env::{Conn, Env, Locker, Memory};
     use std::io::{ErrorKind, IoSlice, IoSliceMut};
 
     /// Reads and writes the memory's bytes.
@@ -540,21 +540,21 @@ mod tests {
         let world = World::new(1, Faults::none());
         let path = Path::new("/lock");
         let env = world.env("a");
-        let lock = env.lock(path).unwrap();
-        let error = env.lock(path).err().unwrap();
+        let lock = env.lock(path, Locker::Program).unwrap();
+        let error = env.lock(path, Locker::Program).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         assert!(error.to_string().contains("locked by a"));
-        world.env("b").lock(path).unwrap();
+        world.env("b").lock(path, Locker::Program).unwrap();
         drop(lock);
-        let lock = env.lock(path).unwrap();
+        let lock = env.lock(path, Locker::Program).unwrap();
         world.kill("a");
         let env = world.env("a");
-        let new = env.lock(path).unwrap();
+        let new = env.lock(path, Locker::Program).unwrap();
         // The dead process's value is not the new one's.
         drop(lock);
-        assert!(env.lock(path).is_err());
+        assert!(env.lock(path, Locker::Program).is_err());
         drop(new);
-        env.lock(path).unwrap();
+        env.lock(path, Locker::Program).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mojim_config::MediumKind;
-use mojim_env::{Env, Result};
+use mojim_env::{Env, Locker, Result};
 use mojim_format::{EpochStart, Op, OpKind, RecordWriter, View};
 use mojim_protocol::History;
 use mojim_store::area::spill_path;
@@ -49,6 +49,7 @@ fn try_open(dir: &Path, lanes: usize) -> Result<Store> {
         max_open: 16,
         copy_streams: 1,
         by_hand: true,
+        locker: Locker::Program,
     };
     Store::open(&env(), spec)
 }

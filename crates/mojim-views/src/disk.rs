@@ -56,7 +56,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use mojim_env::{Env, Error, File, OpenHow, Result};
+use mojim_env::{Env, Error, File, Locker, OpenHow, Result};
 use openraft::{EntryPayload, RaftLogId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -494,7 +494,7 @@ impl Disk {
         env.create_dir_all(dir)
             .map_err(io(format!("making {}", dir.display())))?;
         let path = dir.join("lock");
-        let lock = env.lock(&path).map_err(|e| match e.kind() {
+        let lock = env.lock(&path, Locker::Node).map_err(|e| match e.kind() {
             io::ErrorKind::WouldBlock => Error::Busy(format!("{}: {e}", path.display())),
             _ => Error::io(format!("locking {}", path.display()), &e),
         })?;

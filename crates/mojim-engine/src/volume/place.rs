@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mojim_config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig};
 use mojim_copy::stream::StreamThreads;
-use mojim_env::{Address, Context, Env, Error, Result};
+use mojim_env::{Address, Context, Env, Error, Locker, Result};
 use mojim_format::certificate::Subject;
 use mojim_format::{State, View};
 use mojim_linux::rings;
@@ -159,8 +159,12 @@ impl Place {
         trust::check_bare(&layout::data_dir(node, &volume.name))
             .context(|| format!("volume {}", volume.name))?;
         rings::note(config, node)?;
+        let locker = match who.is_program {
+            true => Locker::Program,
+            false => Locker::Node,
+        };
         loop {
-            match Store::open(env, layout::store(config, node, volume)) {
+            match Store::open(env, layout::store(config, node, volume, locker)) {
                 // Again, for directories that `open` has made.
                 Ok(store) => return check().map(|()| store),
                 Err(Error::Busy(e)) => {

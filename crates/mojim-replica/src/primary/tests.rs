@@ -44,6 +44,7 @@ fn alone_on(
         max_open: 16,
         copy_streams: 1,
         by_hand: true,
+        locker: mojim_env::Locker::Program,
     };
     let store = Arc::new(Store::open(&env, spec).unwrap());
     let spec = PrimarySpec {

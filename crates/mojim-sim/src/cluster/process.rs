@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_config::MediumKind;
-use mojim_env::{Env, Error};
+use mojim_env::{Env, Error, Locker};
 use mojim_format::{State, Superblock};
 use mojim_protocol::{History, Lacks, Loss};
 use mojim_replica::attach::Attach;
@@ -58,6 +58,7 @@ impl Cluster {
             max_open: 3,
             copy_streams: self.setup.copy_streams,
             by_hand: !self.setup.views,
+            locker: Locker::Program,
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
-use mojim_env::Env;
+use mojim_env::{Env, Locker};
 use mojim_format::State;
 use mojim_protocol::AckRule;
 use mojim_replica::pace::Pace;
@@ -57,6 +57,7 @@ fn spec() -> StoreSpec {
         max_open: 3,
         copy_streams: 1,
         by_hand: true,
+        locker: Locker::Program,
     }
 }
 

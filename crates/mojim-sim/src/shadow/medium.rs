@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, FileSystem, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Memory, OpenHow};
 use mojim_store::log::{CONTROL_LEN, LIVE_AT};
 
 use crate::disk::SECTOR;
@@ -601,7 +601,11 @@ impl Env for Shadow {
         Ok(s.names.keys().filter_map(below).collect())
     }
 
-    fn lock(&self, _path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
+    fn locker(&self, _path: &Path) -> io::Result<Option<Locker>> {
+        // One process is all that there is, and it never asks.
+        Ok(None)
+    }
+    fn lock(&self, _path: &Path, _locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
         Ok(Box::new(()))
     }
 

@@ -9,7 +9,7 @@ use super::link::SimConn;
 use super::state::Place;
 use crate::disk::{MAX_FILE, SECTOR, eio};
 use crate::memory::Region;
-use mojim_env::{Address, Conn, Env, File, FileSystem, Memory, NotPlain, OpenHow};
+use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Memory, NotPlain, OpenHow};
 use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -147,7 +147,7 @@ impl Env for SimEnv {
         self.place.enter()?.nodes[self.place.node].disk.list(path)
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
         let mut st = self.place.enter()?;
         let node = &mut st.nodes[self.place.node];
         if node.locks.contains_key(path) {
@@ -159,12 +159,16 @@ impl Env for SimEnv {
             );
             return Err(io::Error::new(ErrorKind::WouldBlock, text));
         }
-        node.next_lock += 1;
-        node.locks.insert(path.to_path_buf(), node.next_lock);
+        node.locks.insert(path.to_path_buf(), locker);
         Ok(Box::new(SimLock {
             place: self.place.clone(),
             path: path.to_path_buf(),
         }))
+    }
+
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
+        let st = self.place.enter()?;
+        Ok(st.nodes[self.place.node].locks.get(path).copied())
     }
 
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {

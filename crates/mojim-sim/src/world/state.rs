@@ -12,6 +12,7 @@ use crate::disk::{Disk, Kept};
 use crate::memory::Region;
 use crate::net::Net;
 use crate::rng::Rng;
+use mojim_env::Locker;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -57,8 +58,7 @@ pub(super) struct Node {
     pub(super) armed_send: Option<(u64, CrashKind)>,
     pub(super) operations: u64,
     pub(super) sends: u64,
-    pub(super) locks: BTreeMap<PathBuf, u64>,
-    pub(super) next_lock: u64,
+    pub(super) locks: BTreeMap<PathBuf, Locker>,
 }
 
 /// The whole world.
@@ -100,7 +100,6 @@ impl State {
             operations: 0,
             sends: 0,
             locks: BTreeMap::new(),
-            next_lock: 0,
         });
         n
     }

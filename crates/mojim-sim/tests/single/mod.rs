@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
-use mojim_env::Env;
+use mojim_env::{Env, Locker};
 use mojim_protocol::AckRule;
 use mojim_replica::primary::{Primary, PrimarySpec};
 use mojim_sim::World;
@@ -53,6 +53,7 @@ pub fn open(world: &World, medium: MediumKind, size: u64) -> mojim_env::Result<S
         max_open: 3,
         copy_streams: 1,
         by_hand: true,
+        locker: Locker::Program,
     };
     Store::open(&env, spec)
 }

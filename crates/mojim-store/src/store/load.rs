@@ -339,6 +339,7 @@ mod tests {
             max_open: 16,
             copy_streams: 1,
             by_hand: true,
+            locker: mojim_env::Locker::Program,
         };
         Store::open(&env, spec).unwrap()
     }

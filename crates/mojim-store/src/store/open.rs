@@ -93,7 +93,7 @@ fn lock_copy(env: &dyn Env, spec: &StoreSpec) -> Result<Held> {
     env.sync_dir(meta)
         .context(|| format!("syncing {}", meta.display()))?;
     let path = meta.join("lock");
-    env.lock(&path).map_err(|e| {
+    env.lock(&path, spec.locker).map_err(|e| {
         if e.kind() == std::io::ErrorKind::WouldBlock {
             Error::Busy(format!(
                 "volume {} on node {} is in use ({e})",
@@ -690,6 +690,7 @@ mod tests {
             max_open: 16,
             copy_streams: 1,
             by_hand: true,
+            locker: mojim_env::Locker::Program,
         };
         let as_of = |primary: &str| {
             let store = Store::open(&env, spec.clone()).unwrap();

@@ -222,6 +222,7 @@ mod tests {
             max_open: 16,
             copy_streams: 1,
             by_hand: true,
+            locker: mojim_env::Locker::Program,
         };
         let store = Store::open(&env, spec).unwrap();
         let there = |id| spill_path(&store.spec.meta, id).exists();

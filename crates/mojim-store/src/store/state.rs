@@ -31,7 +31,7 @@ use crate::progress::Progress;
 use crate::stage::Stage;
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
-use mojim_env::{Env, Error, File, Longest, Result};
+use mojim_env::{Env, Error, File, Locker, Longest, Result};
 
 /// What a store is and where it lies.
 #[derive(Debug, Clone)]
@@ -59,6 +59,8 @@ pub struct StoreSpec {
     pub copy_streams: usize,
     /// There is no register: an operator changes the view.
     pub by_hand: bool,
+    /// For which purpose the copy is opened.
+    pub locker: Locker,
 }
 
 impl StoreSpec {

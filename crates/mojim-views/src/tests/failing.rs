@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
 use mojim_linux::Os;
 
 /// This machine, but its disk fails when told to.
@@ -104,8 +104,11 @@ impl Env for Failing {
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         self.os.list(path)
     }
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.os.lock(path)
+    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.os.lock(path, locker)
+    }
+    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
+        self.os.locker(path)
     }
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         self.os.memory(path, len)
