@@ -3,6 +3,7 @@
 mod disk;
 mod door;
 mod flush;
+mod in_memory;
 mod linux;
 mod memory;
 mod net;

@@ -11,7 +11,7 @@
 //! - Every descriptor is close-on-exec.
 //! - No call here waits without a bound, except for the disk.
 
-use crate::{Keys, disk, flush_range, memory, net, tls};
+use crate::{Keys, disk, flush_range, in_memory, memory, net, tls};
 use mojim_config::Config;
 use mojim_config::key_files;
 use mojim_env::{
@@ -116,7 +116,11 @@ impl Env for Os {
         disk::sector(path)
     }
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(disk::DiskFile::open(path, how)?))
+        let file = disk::DiskFile::open(path, how)?;
+        Ok(match how.durable && how.write {
+            true => in_memory::of(file),
+            false => Arc::new(file),
+        })
     }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         disk::create_dir_all(path)

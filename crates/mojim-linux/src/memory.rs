@@ -82,6 +82,13 @@ impl Mapping {
         })
     }
 
+    /// Maps a file that has all its pages, `len` bytes, to be written.
+    pub(super) fn of_file(fd: OwnedFd, len: usize) -> io::Result<Memory> {
+        let mapped = Mapping::new(fd, len, true, filled(len))?;
+        mapped.leave_out_of_dumps();
+        Ok(mapped.into_memory())
+    }
+
     /// Keeps it out of core dumps: records are the bytes of the volume.
     fn leave_out_of_dumps(&self) {
         // SAFETY: the mapping is our own, and its bytes stay as they are.
