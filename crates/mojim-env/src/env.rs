@@ -82,6 +82,11 @@ impl From<NotPlain> for io::Error {
 pub trait File: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// The same without a wait for the disk, where that can be had: `WouldBlock` if bytes are not in
+    /// memory. Then any part of `buf` may be written to.
+    fn read_at_once(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read_at(buf, offset)
+    }
     /// Writes all of `buf` at `offset`. Beyond [`Env::file_size_limit`] fails
     /// with EFBIG, without a signal.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;

@@ -15,9 +15,9 @@ use mojim_env::threads::SignalsWait;
 use mojim_env::{File, FileSystem, Locker, Longest, NotPlain, OpenHow, Space, descriptors};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, retry_on_intr};
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,8 @@ pub(super) struct DiskFile {
     direct: bool,
     /// Its room was allocated beforehand: writes do not extend it.
     durable: bool,
+    /// Its file system has no reads without a wait.
+    waits: AtomicBool,
 }
 
 impl DiskFile {
@@ -83,6 +85,7 @@ impl DiskFile {
             fd,
             direct,
             durable: how.durable,
+            waits: AtomicBool::new(false),
         }
     }
 
@@ -131,6 +134,25 @@ impl File for DiskFile {
             }
         }
         Ok(done)
+    }
+
+    fn read_at_once(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() && !self.waits.load(Relaxed) {
+            let at = offset + done as u64;
+            let mut rest = [IoSliceMut::new(&mut buf[done..])];
+            match retry_on_intr(|| preadv2(&self.fd, &mut rest, at, ReadWriteFlags::NOWAIT)) {
+                // The end of the file; Linux 5.9 and 5.10 say so also where they would wait.
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::AGAIN) => return Err(io::ErrorKind::WouldBlock.into()),
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.waits.store(true, Relaxed),
+                // The other call says what it is.
+                Err(_) => break,
+            }
+        }
+        let rest = self.read_at(&mut buf[done..], offset + done as u64)?;
+        Ok(done + rest)
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
@@ -1278,6 +1300,38 @@ mod tests {
             assert!(self.child.wait().unwrap().success());
             self.said
         }
+    }
+
+    #[test]
+    fn what_is_in_memory_is_read_at_once() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let path = dir.path().join("file");
+        let bytes: Vec<u8> = (0..40_000u32).map(|n| n as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = os.open(&path, OpenHow::DATA).unwrap();
+        let mut out = vec![0; 50_000];
+        // Beyond the end there is nothing, wherever that is.
+        for (offset, len) in [
+            (0, 40_000),
+            (1, 39_999),
+            (39_999, 1),
+            (40_000, 0),
+            (90_000, 0),
+        ] {
+            assert_eq!(file.read_at_once(&mut out, offset).unwrap(), len);
+            assert!(out[..len] == bytes[40_000 - len..]);
+        }
+        assert_eq!(file.read_at_once(&mut [], 0).unwrap(), 0);
+        // What the system may have taken out of memory is there, or would be waited for.
+        file.sync().unwrap();
+        fs::fadvise(file.fd().unwrap(), 0, None, fs::Advice::DontNeed).unwrap();
+        match file.read_at_once(&mut out, 0) {
+            Ok(len) => assert!(out[..len] == bytes),
+            Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
+        }
+        assert_eq!(file.read_at(&mut out, 0).unwrap(), 40_000);
+        assert!(out[..40_000] == bytes);
     }
 
     /// In a volume's directory a link was followed, to a file elsewhere, and a pipe waited for.

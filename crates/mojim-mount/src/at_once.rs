@@ -1,6 +1,7 @@
 //! How long a call may wait in the thread that makes it.
 //!
-//! Owns that, for each thread. Threads that serve the kernel wait for nothing. The thread that makes calls
+//! Owns that, for each thread. Threads that serve the kernel wait for nothing; where there are several, some
+//! of them wait for the disk. The thread that makes calls
 //! anew waits for a moment: until a disk has room, or a data file is open. All other threads wait.
 //!
 //! A thread that alone serves whoever asks on a processor waits for a sync point as long as nobody else asks.
@@ -17,6 +18,8 @@ enum May {
     Wait,
     /// A moment, and not until the log has room.
     Pause,
+    /// Until the disk has read something, and for nothing else.
+    Disk,
     Nothing,
 }
 
@@ -64,6 +67,12 @@ pub(crate) fn anew<T>(call: impl FnOnce() -> T) -> T {
     only(May::Pause, call)
 }
 
+/// Makes a call, which may wait until the disk has read something, and fails with [`WOULD_WAIT`] in place of
+/// another wait.
+pub(crate) fn by_disk<T>(call: impl FnOnce() -> T) -> T {
+    only(May::Disk, call)
+}
+
 /// Whether this thread must not wait until the log has room.
 pub(crate) fn is_at_once() -> bool {
     MAY.get() != May::Wait
@@ -72,8 +81,16 @@ pub(crate) fn is_at_once() -> bool {
 /// Fails with [`WOULD_WAIT`] if this thread must not even wait for a moment.
 pub(crate) fn may_pause() -> Result<(), Errno> {
     match MAY.get() {
-        May::Nothing => Err(WOULD_WAIT),
+        May::Nothing | May::Disk => Err(WOULD_WAIT),
         May::Wait | May::Pause => Ok(()),
+    }
+}
+
+/// Fails with [`WOULD_WAIT`] if this thread must not even wait for the disk.
+pub(crate) fn may_read() -> Result<(), Errno> {
+    match MAY.get() {
+        May::Nothing => Err(WOULD_WAIT),
+        May::Wait | May::Pause | May::Disk => Ok(()),
     }
 }
 
@@ -91,5 +108,11 @@ mod tests {
         );
         assert_eq!(anew(|| (is_at_once(), may_pause())), (true, Ok(())));
         assert_eq!((is_at_once(), may_pause()), (false, Ok(())));
+        assert_eq!(at_once(may_read), Err(WOULD_WAIT));
+        assert_eq!(
+            by_disk(|| (may_read(), may_pause())),
+            (Ok(()), Err(WOULD_WAIT))
+        );
+        assert_eq!((anew(may_read), may_read()), (Ok(()), Ok(())));
     }
 }

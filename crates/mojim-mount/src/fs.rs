@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -23,7 +24,7 @@ use mojim::{Batch, Volume};
 use mojim_env::{Error, File};
 use rustix::io::Errno;
 
-use crate::at_once::may_pause;
+use crate::at_once::{may_pause, may_read};
 use crate::cells::{Attributes, Kind, Time};
 use crate::flags::Flags;
 use crate::lost::Lost;
@@ -48,6 +49,10 @@ const MOST_BASES: usize = 128;
 /// What work on a file's bytes says that needs the data file, which is not open. No program is told
 /// this.
 const NOT_OPEN: Errno = Errno::BADFD;
+/// What a read says of bytes of a data file that are not in memory. No program is told this.
+const COLD: Errno = Errno::AGAIN;
+/// How often a read has bytes taken into memory, and looks whether they are there.
+const TRIES: usize = 3;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
@@ -552,16 +557,44 @@ impl Fs {
         Ok(all)
     }
 
+    /// Reads up to `out.len()` bytes. Nobody waits for the disk under the lock of the file's bytes: who looks
+    /// at its attributes waits for that, with the lock of all names.
     pub(crate) fn read(&self, ino: u64, offset: u64, out: &mut [u8]) -> Result<usize> {
-        self.with_bytes(&self.file(ino)?, |b| {
+        let file = self.file(ino)?;
+        for _ in 0..TRIES {
+            let done = self.read_by(&file, offset, out, |f, out, at| f.read_at_once(out, at));
+            if done != Err(COLD) {
+                return done;
+            }
+            may_read()?;
+            if !warm(&file, offset, out) {
+                break;
+            }
+        }
+        // The disk fails, or there is so little memory that nothing stays in it: then it is under the lock.
+        self.read_by(&file, offset, out, |f, out, at| f.read_at(out, at))
+    }
+
+    /// Reads what is here, and from the data file by `read`.
+    fn read_by(
+        &self,
+        file: &Arc<FileBytes>,
+        offset: u64,
+        out: &mut [u8],
+        read: impl Fn(&dyn File, &mut [u8], u64) -> io::Result<usize>,
+    ) -> Result<usize> {
+        self.with_bytes(file, |b| {
             b.overlay.applied(self.volume.applied());
             let (created, base) = (b.created, &b.base);
             b.overlay.read(offset, out, |at, out| {
                 if created > self.volume.applied() {
                     return Ok(0);
                 }
-                let got = base.as_ref().ok_or(NOT_OPEN)?.read_at(out, at);
-                got.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+                let base = base.as_ref().ok_or(NOT_OPEN)?;
+                read(&**base, out, at).map_err(|e| match e.kind() {
+                    io::ErrorKind::WouldBlock => COLD,
+                    _ => Errno::from_io_error(&e).unwrap_or(Errno::IO),
+                })
             })
         })
     }
@@ -1011,6 +1044,14 @@ impl State {
     }
 }
 
+/// Has bytes of a file's data file taken into memory, through `out`, which is of no use afterwards. Waits for
+/// the disk. False if that fails.
+fn warm(file: &FileBytes, offset: u64, out: &mut [u8]) -> bool {
+    let base = lock(&file.bytes).base.clone();
+    // If it was closed, it is opened again.
+    base.is_none_or(|f| f.read_at(out, offset).is_ok())
+}
+
 /// A file's bytes, all of which are applied.
 fn read_all(volume: &Volume, number: u32, size: u64) -> mojim_env::Result<Vec<u8>> {
     let file = volume.data_file(number)?;
@@ -1019,4 +1060,12 @@ fn read_all(volume: &Volume, number: u32, size: u64) -> mojim_env::Result<Vec<u8
     let got = got.map_err(|e| Error::io(format!("reading {NAMES}"), &e))?;
     bytes.truncate(got);
     Ok(bytes)
+}
+
+#[cfg(test)]
+impl Fs {
+    /// From now on a file is read from `base` in place of its data file.
+    pub(crate) fn read_from(&self, ino: u64, base: Arc<dyn File>) {
+        lock(&self.file(ino).expect("a file").bytes).base = Some(base);
+    }
 }

@@ -16,7 +16,7 @@ use mojim::Batch;
 use rustix::io::Errno;
 
 use crate::Shared;
-use crate::at_once::{WOULD_WAIT, anew, at_once};
+use crate::at_once::{WOULD_WAIT, anew, at_once, by_disk};
 use crate::beside::Beside;
 use crate::calls::{Call, Calls, New, Request, Setting, When, write};
 use crate::cells::{Kind, Time};
@@ -181,23 +181,29 @@ impl Server {
             .call_again(fs, req.pid, 0, Box::new(again));
     }
 
-    /// Answers a call that changes nothing, and may have to wait until a data file is open.
-    fn when_open<T>(
+    /// Answers a call that changes nothing, and may have to wait for the disk, or until a data file is open.
+    fn when_there<T>(
         &self,
         req: &Request<'_>,
         call: impl Fn(&Fs) -> Result<T> + Send + 'static,
         answer: impl FnOnce(Result<T>) + Send + 'static,
     ) {
-        let fs = self.fs(req);
-        let done = at_once(|| call(fs));
-        if !matches!(&done, Err(e) if *e == WOULD_WAIT) {
+        let (fs, readers) = (self.fs(req), &self.shared.readers);
+        let would_wait = |done: &Result<T>| matches!(done, Err(e) if *e == WOULD_WAIT);
+        let mut done = at_once(|| call(fs));
+        if would_wait(&done) && !req.by.is_beside() {
+            // One of several: no other thread has to be woken.
+            let here = readers.one_that_serves(|| by_disk(|| call(fs)));
+            done = here.unwrap_or(done);
+        }
+        if !would_wait(&done) {
             return answer(done);
         }
         if !req.by.may_wait() {
-            return answer(Err(Errno::NOMEM));
+            return answer(call(fs));
         }
-        let later = &self.shared.later;
-        later.call_when_open(fs, move |fs| answer(call(fs)));
+        let shared = self.shared.clone();
+        readers.add(move || answer(call(&shared.fs)));
     }
 
     /// Answers a sync point, when it is committed.
@@ -498,7 +504,7 @@ impl Server {
             out.truncate(n);
             Ok(out)
         };
-        self.when_open(req, read, |done| match done {
+        self.when_there(req, read, |done| match done {
             Ok(bytes) => reply.data(bytes),
             Err(e) => reply.error(e),
         });
@@ -622,9 +628,209 @@ impl Server {
             libc::SEEK_HOLE => fs.seek(ino, at?, true),
             _ => Err(Errno::INVAL),
         };
-        self.when_open(req, seek, |done| match done {
+        self.when_there(req, seek, |done| match done {
             Ok(at) => reply.offset(at),
             Err(e) => reply.error(e),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::{ThreadId, current};
+
+    use mojim::Volume;
+    use mojim_env::File;
+
+    use super::*;
+    use crate::fs::Options;
+    use crate::reply::Transport;
+    use crate::tree::ROOT;
+
+    /// A disk with sevens, that answers when it is asked to.
+    struct Disk {
+        /// The thread that serves.
+        serves: ThreadId,
+        asked: Sender<()>,
+        /// Ends when it is to answer.
+        silent: Mutex<Receiver<()>>,
+        /// Whether what was read stays in memory.
+        keeps: bool,
+        kept: AtomicBool,
+        fails: bool,
+        reads: AtomicUsize,
+    }
+
+    impl File for Disk {
+        fn read_at(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+            assert_ne!(current().id(), self.serves, "it waits for the disk");
+            self.reads.fetch_add(1, SeqCst);
+            self.asked.send(()).unwrap();
+            let _ = lock(&self.silent).recv();
+            if self.fails {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            self.kept.store(self.keeps, SeqCst);
+            buf.fill(7);
+            Ok(buf.len())
+        }
+        fn read_at_once(&self, buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+            // What is found in part is written, as the system does.
+            buf[..1].fill(8);
+            if !self.kept.load(SeqCst) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            buf.fill(7);
+            Ok(buf.len())
+        }
+        fn write_at(&self, _buf: &[u8], _offset: u64) -> io::Result<()> {
+            unreachable!("the mount writes no data file")
+        }
+        fn sync(&self) -> io::Result<()> {
+            unreachable!("nor syncs one")
+        }
+        fn set_len(&self, _len: u64) -> io::Result<()> {
+            unreachable!("nor cuts one")
+        }
+        fn len(&self) -> io::Result<u64> {
+            Ok(SIZE as u64)
+        }
+        fn allocate(&self, _len: u64) -> io::Result<()> {
+            unreachable!("nor allocates one")
+        }
+        fn next_data(&self, _offset: u64) -> io::Result<Option<Range<u64>>> {
+            Ok(None)
+        }
+    }
+
+    /// Says which request was answered, and how.
+    struct Told(Sender<(u64, i32, Vec<u8>)>);
+
+    impl Transport for Told {
+        fn answer(&self, _place: u32, unique: u64, error: i32, body: Vec<u8>) {
+            self.0.send((unique, error, body)).unwrap();
+        }
+        fn is_beside(&self) -> bool {
+            true
+        }
+        fn may_wait(&self) -> bool {
+            true
+        }
+    }
+
+    const SIZE: usize = 4096;
+
+    /// A mount without a kernel, of a volume with one file, whose bytes are applied.
+    fn mount(dir: &std::path::Path) -> (Arc<Shared>, u64) {
+        let config = dir.join("mojim.toml");
+        let at = dir.display();
+        let text = format!(
+            "cluster = \"test\"\n[volume.v]\nmode = \"unreplicated\"\nprimary = \"a\"\n[node.a]\n\
+             address = \"127.0.0.1:1\"\ndirectory = \"{at}/a\"\nring = \"{at}\"\n"
+        );
+        std::fs::write(&config, text).unwrap();
+        let volume = Volume::attach(&config, "a", None).unwrap();
+        let fs = Fs::open(volume, Options::default(), 0, 0).unwrap();
+        let asker = Asker {
+            uid: 0,
+            gid: 0,
+            now: now(),
+        };
+        let file = fs.make_file(ROOT, b"f", 0o600, asker, None).unwrap();
+        let (how, progress) = (Writing::default(), Progress::default());
+        fs.write(file.ino, 0, &[1; SIZE], how, &progress).unwrap();
+        fs.sync_all().unwrap();
+        fs.volume().settle().unwrap();
+        (Arc::new(Shared::new(fs)), file.ino)
+    }
+
+    /// The only thread of a processor waited for the disk itself, and with it all calls of that processor; any
+    /// thread did so under the lock of the file, for which another one waited with the lock of all names.
+    #[test]
+    fn a_read_that_waits_for_the_disk_keeps_no_other_call_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let (shared, ino) = mount(dir.path());
+        let (asked, is_asked) = channel();
+        let (answers, silent) = channel();
+        let disk = Disk {
+            serves: current().id(),
+            asked,
+            silent: Mutex::new(silent),
+            keeps: true,
+            kept: AtomicBool::new(false),
+            fails: false,
+            reads: AtomicUsize::new(0),
+        };
+        shared.fs.read_from(ino, Arc::new(disk));
+        shared.readers.begin().unwrap();
+        let server = Server::new(shared.clone());
+        let (told, answered) = channel();
+        let by: Arc<dyn Transport> = Arc::new(Told(told));
+        let call = |unique, call| {
+            let req = Request {
+                ino,
+                uid: 0,
+                gid: 0,
+                pid: 0,
+                by: &*by,
+            };
+            server.call(&req, call, Reply::new(by.clone(), 0, unique));
+        };
+        let read = |size| Call::Read {
+            handle: 0,
+            offset: 0,
+            size,
+        };
+        call(1, read(SIZE as u32));
+        is_asked.recv().unwrap();
+        call(2, Call::GetAttr);
+        assert_eq!(answered.recv().map(|a| (a.0, a.1)), Ok((2, 0)));
+        drop(answers);
+        assert_eq!(answered.recv(), Ok((1, 0, vec![7; SIZE])));
+        // What is in memory is read by who serves, as the disk sees.
+        call(3, read(8));
+        assert_eq!(answered.recv(), Ok((3, 0, vec![7; 8])));
+        shared.readers.end();
+        assert_eq!(
+            shared.fs.volume().detach().map_err(|e| e.to_string()),
+            Ok(())
+        );
+    }
+
+    /// Where memory is so short that nothing stays in it, and where the disk fails, a read comes to an end, too.
+    #[test]
+    fn a_read_ends_though_nothing_stays_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (shared, ino) = mount(dir.path());
+        // Another thread than the disk's.
+        let read = |fails| {
+            let (asked, _is_asked) = channel();
+            let disk = Arc::new(Disk {
+                serves: std::thread::spawn(|| current().id()).join().unwrap(),
+                asked,
+                silent: Mutex::new(channel().1),
+                keeps: false,
+                kept: AtomicBool::new(false),
+                fails,
+                reads: AtomicUsize::new(0),
+            });
+            shared.fs.read_from(ino, disk.clone());
+            let mut out = [0; 8];
+            let done = shared.fs.read(ino, 0, &mut out);
+            (done, out, disk.reads.load(SeqCst))
+        };
+        let (done, out, reads) = read(false);
+        assert_eq!((done, out), (Ok(8), [7; 8]));
+        assert!(reads > 1, "it looked again");
+        let (done, _, reads) = read(true);
+        assert_eq!((done, reads), (Err(Errno::IO), 2));
+        assert_eq!(
+            shared.fs.volume().detach().map_err(|e| e.to_string()),
+            Ok(())
+        );
     }
 }

@@ -4,10 +4,9 @@
 //! The mirror may be away for seconds or minutes. There are few threads that serve, so as many calls that
 //! wait would keep all others from being served, also those that only read.
 //!
-//! Owns the calls that wait, and four threads. One waits for sync points that were begun. One makes
-//! calls anew that found no room. One makes calls that only read, of files that are to be opened first.
-//! One looks for calls whose program is being killed: the kernel lets such a program end only when its
-//! call is answered.
+//! Owns the calls that wait, and three threads. One waits for sync points that were begun. One makes
+//! calls anew that found no room. One looks for calls whose program is being killed: the kernel lets such
+//! a program end only when its call is answered. (`readers` has the calls that wait for this node's disk.)
 //!
 //! Invariants:
 //! - A sync point that is committed at once is waited for by the thread that serves it: no other
@@ -53,9 +52,6 @@ type Answer = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// A call that found no room: true if it is answered. With an error it is, whatever it says.
 pub(crate) type Again = Box<dyn FnMut(&Fs, Option<Errno>) -> bool + Send>;
-
-/// A call that is made once, and answered.
-type Once = Box<dyn FnOnce(&Fs) + Send>;
 
 /// A call that waits for a sync point.
 struct Point {
@@ -112,8 +108,6 @@ pub(crate) struct Later {
     some_points: Event,
     calls: Mutex<Calls>,
     some_calls: Event,
-    readers: Mutex<VecDeque<Once>>,
-    some_readers: Event,
     ends: AtomicBool,
     ended: Event,
 }
@@ -193,36 +187,6 @@ impl Later {
         });
         drop(calls);
         self.some_calls.notify();
-    }
-
-    /// Has a call made, and answered, by a thread that may wait until a data file is open.
-    pub(crate) fn call_when_open(&self, fs: &Fs, call: impl FnOnce(&Fs) + Send + 'static) {
-        let mut readers = lock(&self.readers);
-        if self.ends.load(SeqCst) {
-            drop(readers);
-            return call(fs);
-        }
-        readers.push_back(Box::new(call));
-        drop(readers);
-        self.some_readers.notify();
-    }
-
-    /// The thread that waits until data files are open.
-    pub(crate) fn make_calls_that_read(&self, fs: &Fs) {
-        let next = || {
-            let mut readers = lock(&self.readers);
-            (readers.pop_front(), self.ends.load(SeqCst))
-        };
-        loop {
-            match next() {
-                (Some(call), _) => call(fs),
-                (None, true) => return,
-                (None, false) => {
-                    let ready = || self.ends.load(SeqCst) || !lock(&self.readers).is_empty();
-                    self.some_readers.wait_unless(ready, TURN);
-                }
-            }
-        }
     }
 
     /// The thread that waits for sync points.
@@ -366,12 +330,11 @@ impl Later {
 
     /// Nothing is taken any more; the threads end once nothing waits.
     pub(crate) fn end(&self) {
-        let all = (lock(&self.points), lock(&self.calls), lock(&self.readers));
+        let all = (lock(&self.points), lock(&self.calls));
         self.ends.store(true, SeqCst);
         drop(all);
         self.some_points.notify();
         self.some_calls.notify();
-        self.some_readers.notify();
         self.ended.notify();
     }
 }

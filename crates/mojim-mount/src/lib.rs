@@ -5,8 +5,8 @@
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `read`; `fuse`, `commit`; `later`; `beside`, `directory`, `taking`;
-//! `fs`, `session`; `tree`, `rings`; `names`, `device`, `mounting`, `room`; `calls`; `reply`; `at_once`,
+//! The files import downwards only: `read`; `fuse`, `commit`; `later`, `readers`; `beside`, `directory`,
+//! `taking`; `fs`, `session`; `tree`, `rings`; `names`, `device`, `mounting`, `room`; `calls`; `reply`; `at_once`,
 //! `cells`, `flags`, `init`, `killed`, `lost`, `overlay`, `switch`. `session` and what it imports is the way
 //! to the kernel: `device` over /dev/fuse, `rings` over io_uring.
 //!
@@ -45,6 +45,7 @@ mod mounting;
 mod names;
 mod overlay;
 mod read;
+mod readers;
 mod reply;
 mod rings;
 mod room;
@@ -59,6 +60,7 @@ use fs::Fs;
 pub use fs::Options;
 use later::Later;
 pub use read::Reading;
+use readers::Readers;
 use session::{Session, Setup};
 pub use switch::Uring;
 
@@ -83,6 +85,7 @@ pub struct Mounted {
 struct Shared {
     fs: Fs,
     later: Later,
+    readers: Arc<Readers>,
     /// To tell the kernel that something it knows is so no longer.
     kernel: OnceLock<Arc<Device>>,
     /// Files of which the kernel is to forget what it knows, and how often that was found.
@@ -108,14 +111,7 @@ impl Mounted {
         };
         let (flags, uring) = (options.flags, options.uring);
         let fs = Fs::open(volume, options, uid.as_raw(), gid.as_raw())?;
-        let shared = Arc::new(Shared {
-            fs,
-            later: Later::default(),
-            kernel: OnceLock::new(),
-            stale: Mutex::default(),
-            ends: AtomicBool::new(false),
-            turn: Event::new(),
-        });
+        let shared = Arc::new(Shared::new(fs));
         let server = Arc::new(fuse::Server::new(shared.clone()));
         let setup = Setup {
             directory,
@@ -145,10 +141,10 @@ impl Mounted {
         mounted.later.push(start("mojim-waits", sync_points)?);
         let calls = |s: &Shared| s.later.make_calls(&s.fs);
         mounted.later.push(start("mojim-calls", calls)?);
-        let reads = |s: &Shared| s.later.make_calls_that_read(&s.fs);
-        mounted.later.push(start("mojim-reads", reads)?);
         let killed = |s: &Shared| s.later.answer_killed(&s.fs);
         mounted.later.push(start("mojim-killed", killed)?);
+        let reads = shared.readers.begin();
+        reads.context(|| "starting a thread".into())?;
         Ok(mounted)
     }
 
@@ -244,6 +240,7 @@ impl Mounted {
         fs.clear();
         // What waited was committed, or could not be.
         self.shared.later.end();
+        self.shared.readers.end();
         for t in self.later.drain(..) {
             let _ = t.join();
         }
@@ -282,6 +279,18 @@ impl Drop for Mounted {
 }
 
 impl Shared {
+    fn new(fs: Fs) -> Shared {
+        Shared {
+            fs,
+            later: Later::default(),
+            readers: Readers::new(),
+            kernel: OnceLock::new(),
+            stale: Mutex::default(),
+            ends: AtomicBool::new(false),
+            turn: Event::new(),
+        }
+    }
+
     /// The kernel knows something of the file that is not so. Whoever says that waits for the kernel's
     /// turn, or is waited for: so the thread that commits has it forget, and who opens the file before.
     fn add_stale(&self, ino: u64) {

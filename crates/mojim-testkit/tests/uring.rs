@@ -2,6 +2,7 @@
 //! over both (`MOJIM_URING`).
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use mojim_testkit::cluster::{Cluster, SYNC};
 use mojim_testkit::mount::{Mount, has_uring};
 use mojim_testkit::{await_or, await_that, continue_all, stop_all};
+use rustix::fs::{Advice, fadvise};
+use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2};
 use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 
 const PAGE: usize = 4096;
@@ -101,6 +104,78 @@ fn hundreds_of_sync_points_on_one_processor_leave_entries_to_others() {
     });
     assert_eq!(ended.into_inner(), MANY as u64);
     drop(files);
+    m.end();
+    c.assert_equal();
+}
+
+/// Reads that the disk keeps waiting are made by other threads than those that serve. Bytes come from the
+/// kernel's memory, from the disk, and from what is not applied, side by side.
+#[test]
+fn cold_reads_of_many_threads_of_one_processor_are_made_beside_each_other() {
+    if !has_uring() {
+        return;
+    }
+    const PAGES: usize = 2048;
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let m = Mount::new(&c, "a", &["--uring", "on"]);
+    let of = |page: usize| [(page % 251) as u8 + 1; PAGE];
+    let all: Vec<u8> = (0..PAGES).flat_map(of).collect();
+    fs::write(m.at.join("f"), &all).unwrap();
+    File::open(m.at.join("f")).unwrap().sync_all().unwrap();
+    // The data file has all of it, and memory has none.
+    let data = await_that("the data file", || {
+        let data = File::open(c.dir.join("a/v/f")).ok()?;
+        let mut there = Vec::new();
+        (&data).read_to_end(&mut there).ok()?;
+        (there == all).then_some(data)
+    });
+    data.sync_all().unwrap();
+    fadvise(&data, 0, None, Advice::DontNeed).unwrap();
+    let mut page = [0; PAGE];
+    let cold = (0..PAGES).any(|n| {
+        let mut page = [IoSliceMut::new(&mut page)];
+        let read = preadv2(&data, &mut page, (n * PAGE) as u64, ReadWriteFlags::NOWAIT);
+        read == Err(Errno::AGAIN)
+    });
+    fadvise(&data, 0, None, Advice::DontNeed).unwrap();
+    let write = OpenOptions::new().write(true).open(m.at.join("f")).unwrap();
+    std::thread::scope(|s| {
+        for t in 0..40 {
+            let m = &m;
+            s.spawn(move || {
+                stay();
+                let mut direct = OpenOptions::new();
+                let direct = direct.read(true).custom_flags(libc::O_DIRECT);
+                let f = direct.open(m.at.join("f")).unwrap();
+                let mut whole = vec![0; 2 * PAGE];
+                let skip = whole.as_ptr().align_offset(PAGE);
+                for n in 0..50 {
+                    let page = (t * 577 + n * 131) % PAGES;
+                    let at = (page * PAGE) as u64;
+                    f.read_exact_at(&mut whole[skip..skip + PAGE], at).unwrap();
+                    assert!(whole[skip..skip + PAGE] == of(page), "page {page}");
+                }
+            });
+        }
+        s.spawn(|| {
+            for page in (0..PAGES).step_by(64) {
+                write.write_all_at(&of(page), (page * PAGE) as u64).unwrap();
+                write.sync_data().unwrap();
+            }
+        });
+    });
+    // Whoever takes one of those reads has another thread made for the next one.
+    let readers = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", m.process.child.id())).unwrap();
+        let name = |t: fs::DirEntry| fs::read_to_string(t.path().join("comm")).ok();
+        let names = tasks.filter_map(|t| name(t.unwrap()));
+        names.filter(|n| n.trim() == "mojim-reads").count()
+    };
+    if cold {
+        assert!(readers() > 1);
+    }
+    drop(write);
     m.end();
     c.assert_equal();
 }
