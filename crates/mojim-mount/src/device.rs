@@ -106,10 +106,6 @@ impl Transport for Device {
     fn is_beside(&self) -> bool {
         false
     }
-
-    fn may_wait(&self) -> bool {
-        true
-    }
 }
 
 /// A request as it is read. One without its whole argument has none.

@@ -164,9 +164,6 @@ impl Server {
         if !matches!(&done, Err(e) if *e == WOULD_WAIT) {
             return answer(fs, done);
         }
-        if !req.by.may_wait() {
-            return answer(fs, Err(Errno::NOMEM));
-        }
         let mut answer = Some(answer);
         let again = move |fs: &Fs, failed: Option<Errno>| {
             let done = failed.map_or_else(|| anew(|| call(fs)), Err);
@@ -199,9 +196,6 @@ impl Server {
         if !would_wait(&done) {
             return answer(done);
         }
-        if !req.by.may_wait() {
-            return answer(call(fs));
-        }
         let shared = self.shared.clone();
         readers.add(move || answer(call(&shared.fs)));
     }
@@ -214,10 +208,6 @@ impl Server {
         reply: Reply,
     ) {
         let (shared, caller) = (self.shared.clone(), req.pid);
-        // Before anything is begun: what is begun may not fail so.
-        if !req.by.may_wait() {
-            return reply.error(Errno::NOMEM);
-        }
         self.when_room(req, begin, move |fs, begun| match begun {
             Ok(Some(batch)) => {
                 let answer = |done| reply.done(done);
@@ -528,8 +518,7 @@ impl Server {
             return shared.wrote(ino, place, how, done, reply);
         }
         // What the kernel writes back it writes from few requests at a time, and would drop.
-        let takes = shared.later.takes(data.len()) && req.by.may_wait();
-        if !how.mapped && !takes {
+        if !how.mapped && !shared.later.takes(data.len()) {
             return shared.wrote(ino, place, how, Err(Errno::NOMEM), reply);
         }
         let (data, mut reply) = (data.to_vec(), Some(reply));
@@ -715,9 +704,6 @@ mod tests {
             self.0.send((unique, error, body)).unwrap();
         }
         fn is_beside(&self) -> bool {
-            true
-        }
-        fn may_wait(&self) -> bool {
             true
         }
     }

@@ -18,9 +18,6 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Whether the thread that serves is on the processor of who asks by itself.
     fn is_beside(&self) -> bool;
-
-    /// Whether the call that is being made may be answered later: others can still come then.
-    fn may_wait(&self) -> bool;
 }
 
 /// The attributes of a node.
@@ -290,10 +287,6 @@ pub(crate) mod tests {
         }
 
         fn is_beside(&self) -> bool {
-            true
-        }
-
-        fn may_wait(&self) -> bool {
             true
         }
     }

@@ -9,21 +9,23 @@
 //! - An entry is the kernel's or ours: ours from the moment that its request came until its answer is
 //!   handed in. Only the thread of its queue looks at it, and hands in answers: the kernel gives the next
 //!   request in the thread that handed in the last answer, and a thread that has ended gets none.
-//! - All entries are there from the start. (Requests that have come to a queue without a free entry are
-//!   taken with the next answer of that queue, not by an entry that is added.)
-//! - Either all entries of all queues are the kernel's before the first call is served, or there are no
+//! - Calls that are answered later keep their entries. A queue that has few left gets more, up to
+//!   [`TIMES`] as many as at first: so others can always be served. (They are added before the last one is
+//!   taken: requests that have come to a queue without a free entry are taken with the next answer of that
+//!   queue, not by an entry that is added.) One that may have no more has its further requests wait in the
+//!   kernel, all of them, until a call is answered. No call fails for want of an entry.
+//! - Either all first entries of all queues are the kernel's before the first call is served, or there are no
 //!   rings: from the answer to FUSE_INIT on the kernel has every call wait until each queue has entries.
 //! - A thread that serves a queue ends with the connection. Another end of it is that of the process, which
 //!   ends the connection: the calls of its processor would wait for ever, and could not be killed.
-//! - Calls that are answered later keep their entries, all but [`SPARE`] of a queue at most: others can
-//!   always be served. So who would keep more waiting is refused ([`Transport::may_wait`]).
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -46,12 +48,15 @@ use crate::reply::Transport;
 const PROBE: u32 = 0;
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
-/// Entries of a queue, and of all queues together where there are many.
+/// First entries of a queue, and of all queues together where there are many.
 const MOST_ENTRIES: usize = 1024;
 const LEAST_ENTRIES: usize = 256;
 const ALL_ENTRIES: usize = 32 << 10;
-/// Entries of a queue that no call keeps for long.
-const SPARE: usize = 64;
+/// A queue has so many times its first entries at most.
+const TIMES: usize = 16;
+/// It gets more when fewer than this part of its first ones are left: more may come before its thread looks
+/// again.
+const FEW: usize = 4;
 /// Room for what follows an argument, and for an answer: the kernel asks for so much.
 const PAYLOAD: usize = MOST as usize;
 /// Memory of an entry beyond this is given back after use, unless few entries have it.
@@ -78,7 +83,7 @@ struct Header {
 
 const _: () = assert!(size_of::<Header>() == 288);
 
-/// The entries' memory. Only pages that are used take any.
+/// The memory of some entries. Only pages that are used take any.
 struct Memory {
     at: NonNull<u8>,
     entries: usize,
@@ -154,9 +159,6 @@ struct Queue {
     /// Its thread has to be woken for an answer.
     sleeps: AtomicBool,
     wakes: OwnedFd,
-    entries: usize,
-    /// Entries that are ours.
-    taken: AtomicUsize,
 }
 
 impl Queue {
@@ -191,9 +193,34 @@ impl Transport for Queue {
     fn is_beside(&self) -> bool {
         true
     }
+}
 
-    fn may_wait(&self) -> bool {
-        self.taken.load(Relaxed) + SPARE <= self.entries
+/// How many entries a queue has, and may have.
+#[derive(Debug)]
+struct Room {
+    /// At first; and they come by so many.
+    first: usize,
+    all: usize,
+    most: usize,
+    /// Those that are ours, or of no use.
+    taken: usize,
+}
+
+impl Room {
+    fn new(first: usize) -> Room {
+        Room {
+            first,
+            all: first,
+            most: first * TIMES,
+            taken: 0,
+        }
+    }
+
+    /// The numbers of the entries that are to be added, if few are left.
+    fn lacks(&self) -> Option<Range<usize>> {
+        let few = self.all - self.taken < self.first / FEW;
+        let end = self.all + self.first;
+        (few && end <= self.most).then_some(self.all..end)
     }
 }
 
@@ -208,7 +235,9 @@ enum Next {
 /// What the thread of a queue has. The ring goes before the memory that it leads to.
 struct Ring {
     ring: Rc<IoUring<Entry128>>,
-    memory: Memory,
+    /// Each of [`Room::first`] entries.
+    memory: Vec<Memory>,
+    room: Room,
     queue: Arc<Queue>,
     by: Arc<dyn Transport>,
     number: u16,
@@ -237,12 +266,11 @@ impl Ring {
             answers: Mutex::default(),
             sleeps: AtomicBool::new(false),
             wakes: eventfd(0, EventfdFlags::CLOEXEC)?,
-            entries,
-            taken: AtomicUsize::new(0),
         });
         Ok(Ring {
             ring: Rc::new(how.build(BATCH as u32)?),
-            memory: Memory::new(entries)?,
+            memory: vec![Memory::new(entries)?],
+            room: Room::new(entries),
             by: queue.clone(),
             queue,
             number,
@@ -272,28 +300,9 @@ impl Ring {
         }
     }
 
-    /// Gives the kernel all entries; fails with what it says to the first that it refuses.
-    fn register(&mut self, device: &Device) -> io::Result<()> {
-        for entry in 0..self.queue.entries {
-            let (header, payload) = (self.memory.header(entry), self.memory.payload(entry));
-            let parts = [
-                (header.cast::<u8>(), size_of::<Header>()),
-                (payload, PAYLOAD),
-            ];
-            let parts = parts.map(|(at, len)| libc::iovec {
-                iov_base: at.cast(),
-                iov_len: len,
-            });
-            let mut command = self.command(device, REGISTER, 0);
-            command = command.addr(Some(parts.as_ptr() as u64));
-            let mut command = command.build().user_data(entry as u64);
-            // SAFETY: this is the kernel's `struct io_uring_sqe` of 128 bytes, whose fourth part of
-            // eight bytes begins with `len`: here the number of parts. The library has no name for it.
-            unsafe { (&raw mut command).cast::<u32>().add(6).write(2) };
-            self.push(command)?;
-            // The kernel reads `parts` now.
-            self.submit()?;
-        }
+    /// Gives the kernel the first entries; fails with what it says to the first that it refuses.
+    fn begin(&mut self, device: &Device) -> io::Result<()> {
+        self.register(device, 0..self.room.all)?;
         self.listen()?;
         self.submit()?;
         while let Some(came) = self.completion() {
@@ -301,6 +310,58 @@ impl Ring {
         }
         let refused = self.early.iter().find(|c| c.0 != WAKE && c.1 < 0);
         refused.map_or(Ok(()), |c| Err(io::Error::from_raw_os_error(-c.1)))
+    }
+
+    /// Adds entries, if the system has memory for them. What the kernel says to them comes to `take`.
+    fn grow(&mut self, device: &Device, added: Range<usize>) -> io::Result<()> {
+        let memory = match Memory::new(added.len()) {
+            Ok(memory) => memory,
+            Err(e) => {
+                tracing::warn!("queue {} gets no more entries: {e}", self.number);
+                self.room.most = self.room.all;
+                return Ok(());
+            }
+        };
+        self.memory.push(memory);
+        self.room.all = added.end;
+        self.commits.resize(added.end, 0);
+        self.ours.resize(added.end, false);
+        self.large.0.resize(added.end, false);
+        self.register(device, added)
+    }
+
+    /// Gives the kernel new entries.
+    fn register(&mut self, device: &Device, entries: Range<usize>) -> io::Result<()> {
+        let parts_of = |entry| {
+            let (memory, entry) = self.place(entry);
+            let (header, payload) = (memory.header(entry), memory.payload(entry));
+            let parts = [
+                (header.cast::<u8>(), size_of::<Header>()),
+                (payload, PAYLOAD),
+            ];
+            parts.map(|(at, len)| libc::iovec {
+                iov_base: at.cast(),
+                iov_len: len,
+            })
+        };
+        let all: Vec<[libc::iovec; 2]> = entries.clone().map(parts_of).collect();
+        for (entry, parts) in entries.zip(&all) {
+            let mut command = self.command(device, REGISTER, 0);
+            command = command.addr(Some(parts.as_ptr() as u64));
+            let mut command = command.build().user_data(entry as u64);
+            // SAFETY: this is the kernel's `struct io_uring_sqe` of 128 bytes, whose fourth part of
+            // eight bytes begins with `len`: here the number of parts. The library has no name for it.
+            unsafe { (&raw mut command).cast::<u32>().add(6).write(2) };
+            self.push(command)?;
+        }
+        // The kernel reads `all` when they are handed in.
+        self.submit()
+    }
+
+    /// The memory that has an entry, and its number there.
+    fn place(&self, entry: usize) -> (&Memory, usize) {
+        let first = self.room.first;
+        (&self.memory[entry / first], entry % first)
     }
 
     fn command(&self, device: &Device, command: u32, commit: u64) -> opcode::UringCmd80 {
@@ -324,7 +385,8 @@ impl Ring {
             self.submit()?;
         }
         // SAFETY: no other submission queue exists: each lives within one call of this thread. What the
-        // command leads to lives as long as the ring (`Memory`, `woken`), or is read at once (`parts`).
+        // command leads to lives as long as the ring (`Memory`, `woken`), or until it is handed in, which
+        // is when the kernel reads it (`all` of `register`).
         let pushed = unsafe { self.ring.submission_shared().push(&command) };
         pushed.map_err(|_| io::Error::other("the ring has no room"))?;
         self.waiting += 1;
@@ -395,6 +457,9 @@ impl Ring {
                     if self.take(calls, entry as usize, result)? == Next::Ends {
                         return Ok(());
                     }
+                    if let Some(added) = self.room.lacks() {
+                        self.grow(device, added)?;
+                    }
                 }
                 None => {
                     if self.large.1 > WARM && self.waiting > 0 {
@@ -419,30 +484,42 @@ impl Ring {
     /// # Errors
     /// Its answer was not taken: whoever waits for that would do so for ever.
     fn take(&mut self, calls: &dyn Calls, entry: usize, result: i32) -> io::Result<Next> {
+        if is_end(result) {
+            return Ok(Next::Ends);
+        }
         match -result {
             0 => {}
-            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => {
-                return Ok(Next::Ends);
-            }
             // Nobody waited for the answer any more.
             libc::ENOENT => {
                 tracing::error!("queue {} has an entry less", self.number);
-                self.queue.taken.fetch_add(1, Relaxed);
+                self.room.taken += 1;
+                return Ok(Next::Serves);
+            }
+            // No request has come by it: it was added, and refused. Those that are there must do.
+            e if self.commits[entry] == 0 => {
+                if self.room.most > self.room.all {
+                    let why = io::Error::from_raw_os_error(e);
+                    tracing::warn!("queue {} gets no more entries: {why}", self.number);
+                    self.room.most = self.room.all;
+                }
+                self.room.taken += 1;
                 return Ok(Next::Serves);
             }
             e => return Err(io::Error::from_raw_os_error(e)),
         }
-        self.queue.taken.fetch_add(1, Relaxed);
+        self.room.taken += 1;
         self.ours[entry] = true;
+        let (memory, at) = self.place(entry);
         // SAFETY: the entry is ours, and its header is written by nobody else.
-        let header = unsafe { self.memory.header(entry).read() };
+        let header = unsafe { memory.header(at).read() };
+        let payload = memory.payload(at);
         self.commits[entry] = header.commit;
         let len = (header.payload as usize).min(PAYLOAD);
         if len > SMALL {
             self.is_large(entry);
         }
         // SAFETY: the payload is ours, and is written to only by `hand_in`, on this thread, after this.
-        let rest = unsafe { std::slice::from_raw_parts(self.memory.payload(entry), len) };
+        let rest = unsafe { std::slice::from_raw_parts(payload, len) };
         let head = Head::read(&header.head).expect("it is shorter than its place");
         let raw = Raw {
             head,
@@ -461,7 +538,7 @@ impl Ring {
         if self.large.1 <= WARM {
             return;
         }
-        for entry in 0..self.queue.entries {
+        for entry in 0..self.room.all {
             if self.large.1 > WARM && self.large.0[entry] && !self.ours[entry] {
                 self.trim(entry);
             }
@@ -471,7 +548,8 @@ impl Ring {
     fn trim(&mut self, entry: usize) {
         self.large.0[entry] = false;
         self.large.1 -= 1;
-        self.memory.trim(entry);
+        let (memory, at) = self.place(entry);
+        memory.trim(at);
     }
 
     fn is_large(&mut self, entry: usize) {
@@ -495,21 +573,32 @@ impl Ring {
         let mut w = Writer(&mut head);
         w.u32((16 + body.len()) as u32).u32((-error) as u32);
         w.u64(answer.unique);
-        let header = self.memory.header(entry);
+        let (memory, at) = self.place(entry);
+        let (header, payload) = (memory.header(at), memory.payload(at));
         // SAFETY: the entry is ours, nobody refers to it (`take` is over), and both parts fit.
         unsafe {
             let at = (&raw mut (*header).head).cast::<u8>();
             at.copy_from_nonoverlapping(head.as_ptr(), head.len());
             (&raw mut (*header).payload).write(body.len() as u32);
-            let payload = self.memory.payload(entry);
             payload.copy_from_nonoverlapping(body.as_ptr(), body.len());
         }
         let command = self.command(device, COMMIT_AND_FETCH, self.commits[entry]);
         self.push(command.build().user_data(entry as u64))?;
         self.ours[entry] = false;
-        self.queue.taken.fetch_sub(1, Relaxed);
+        self.room.taken -= 1;
         Ok(())
     }
+}
+
+/// Whether an entry came back since the connection has ended.
+fn is_end(result: i32) -> bool {
+    let ends = [
+        libc::ENOTCONN,
+        libc::ECONNABORTED,
+        libc::ECANCELED,
+        libc::ENODEV,
+    ];
+    ends.contains(&-result)
 }
 
 /// What a queue's thread is to serve.
@@ -608,7 +697,7 @@ impl Ready {
             let Ok((device, calls)) = work.recv() else {
                 return;
             };
-            let _ = say.send(ring.register(&device));
+            let _ = say.send(ring.begin(&device));
             if goes.recv().is_err() {
                 // Another queue has failed, or this one.
                 return;
@@ -706,32 +795,39 @@ mod tests {
         moves.join().unwrap();
     }
 
-    fn queue(entries: usize) -> Queue {
+    fn queue() -> Queue {
         Queue {
             answers: Mutex::default(),
             sleeps: AtomicBool::new(false),
             wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
-            entries,
-            taken: AtomicUsize::new(0),
         }
     }
 
-    /// Calls that waited had all entries of a queue, and a read beside them was not served.
+    /// Calls that waited had all entries of a queue, and a read beside them was not served. Later an fsync
+    /// failed with ENOMEM beside 960 that waited.
     #[test]
     fn calls_that_wait_leave_entries_to_others() {
-        let q = queue(LEAST_ENTRIES);
-        let mut waiting = 0;
-        while q.may_wait() {
-            q.taken.fetch_add(1, Relaxed);
-            waiting += 1;
+        let mut room = Room::new(LEAST_ENTRIES);
+        for waiting in 0.. {
+            room.taken = waiting;
+            if let Some(added) = room.lacks() {
+                assert_eq!(added, room.all..room.all + LEAST_ENTRIES);
+                room.all = added.end;
+            }
+            assert!(room.all <= TIMES * LEAST_ENTRIES);
+            if waiting == room.all {
+                break;
+            }
+            let left = room.all - waiting;
+            let may_more = room.all < TIMES * LEAST_ENTRIES;
+            assert!(left >= LEAST_ENTRIES / FEW || !may_more, "{room:?}");
         }
-        assert_eq!(waiting, LEAST_ENTRIES - SPARE + 1);
-        assert!(waiting < LEAST_ENTRIES);
+        assert_eq!(room.all, TIMES * LEAST_ENTRIES);
     }
 
     #[test]
     fn an_answer_wakes_a_thread_that_sleeps_once() {
-        let q = queue(LEAST_ENTRIES);
+        let q = queue();
         let woken = || rustix::io::read(&q.wakes, &mut [0; 8]).is_ok();
         q.answer(1, 2, 0, vec![]);
         assert!(!woken() && q.has_answers());
