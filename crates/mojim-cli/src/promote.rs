@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mojim_format::shown::shown;
 use mojim_replica::request::Request;
 use serde_json::{Value, json};
 
@@ -112,6 +113,12 @@ impl Promote {
             output::text(&format!(
                 "volume {}: node {} is the primary from epoch {}, last LSN {}\n",
                 volume.name, node.name, answer["epoch"], answer["last_lsn"]
+            ))?;
+        }
+        for other in answer["unasked"].as_array().into_iter().flatten() {
+            output::text(&format!(
+                "Node {} did not answer: if it was promoted, too, what was acknowledged there since is not here\n",
+                shown(other.as_str().unwrap_or_default())
             ))?;
         }
         Ok(0)

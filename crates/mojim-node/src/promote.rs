@@ -334,18 +334,20 @@ impl Node {
         if alone || !force {
             let is_whole = self.check_log(v, &sb, force)?;
             if alone && is_whole {
+                let unasked = self.unasked(v, &others?);
                 return Ok(
-                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint, "unasked": unasked }),
                 );
             }
         }
         let m = self.mirror_unserved(v)?;
         let mut alive = m.live_primary();
-        let mut others = Vec::new();
+        let (mut others, mut unasked) = (Vec::new(), Vec::new());
         if alive.is_none() {
             // Asked again: a program may have attached since. Asking takes time, in which
             // a primary may have begun to feed this copy.
             others = self.ask_others(v)?;
+            unasked = self.unasked(v, &others);
             alive = m.live_primary();
         }
         let copy = m.candidate();
@@ -360,7 +362,17 @@ impl Node {
             node = %self.me.name, volume = %v.name, code = "promoted",
             "this node is primary from epoch {epoch}, last LSN {last}"
         );
-        Ok(json!({ "epoch": epoch, "last_lsn": last }))
+        Ok(json!({ "epoch": epoch, "last_lsn": last, "unasked": unasked }))
+    }
+
+    /// The nodes with a copy whose daemons are not among `others`, which have answered. If one of them was
+    /// promoted, nobody here can know it.
+    fn unasked(&self, v: &Volume, others: &[Other]) -> Vec<String> {
+        let names = layout::others(&self.config, &self.me, v).into_iter();
+        names
+            .map(|p| p.name)
+            .filter(|name| others.iter().all(|o| o.node != *name))
+            .collect()
     }
 
     /// Whether this node's own copy is whole and its log is complete. An error if

@@ -188,17 +188,20 @@ impl Attach {
     }
 
     fn unreachable(&self, session: &Session, primary: &Primary) -> Error {
+        let spec = primary.store.spec();
         let what_then = match self.state {
-            State::Whole => {
-                "If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here"
-            }
-            _ => "This node has no whole copy: a volume begins with its mirror, which may have one",
+            State::Whole => format!(
+                "If it is dead for good and this machine has kept its power since the last sync point, promote this node, which goes on alone (`mojim promote --name {}`); otherwise the mirror may have acknowledged what is not here",
+                spec.node
+            ),
+            _ => "This node has no whole copy: a volume begins with its mirror, which may have one"
+                .to_owned(),
         };
+        let (mirror, why) = (session.peer(), session.last_error.as_deref());
         Error::Timeout(format!(
-            "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. {what_then}",
-            primary.store.spec().volume,
-            session.peer(),
-            session.last_error.as_deref().unwrap_or("no answer")
+            "volume {}: the mirror {mirror} cannot be reached ({}). Start its daemon with `mojim node --name {mirror}`. {what_then}",
+            spec.volume,
+            why.unwrap_or("no answer")
         ))
     }
 }

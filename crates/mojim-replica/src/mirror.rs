@@ -712,7 +712,7 @@ pub fn superseded(me: &str, view: &View, h: &Hello) -> Option<Refusal> {
     let is = view.primary == me && view.epoch > h.view;
     is.then(|| {
         let text = format!(
-            "node {me} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
+            "node {me} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only. Run the program on node {me}",
             h.volume, view.epoch, h.from, h.view
         );
         Refusal::new(RefuseCode::Superseded, text)

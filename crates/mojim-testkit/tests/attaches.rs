@@ -9,6 +9,7 @@ use std::fs;
 
 use mojim_testkit::cluster::{Cluster, SYNC, Setup};
 use mojim_testkit::{Counted, Port, Process, await_that, text};
+use serde_json::json;
 
 /// A mirror whose log is memory.
 const DISK: Setup = Setup {
@@ -496,7 +497,7 @@ fn of_two_that_were_promoted_unknown_to_each_other_a_person_chooses() {
         program.finish();
         // b serves alone, and begins more epochs than a will.
         a.kill();
-        c.promote("b");
+        assert_eq!(c.promote("b")["unasked"], json!(["a"]));
         for at in [50, 60, 70] {
             let (mut program, left) = c.program("b", &["--entries", "10"]);
             assert_eq!(left, at);
@@ -506,7 +507,13 @@ fn of_two_that_were_promoted_unknown_to_each_other_a_person_chooses() {
         b.kill();
         // a is repaired first: the operator knows of no other.
         let mut a = c.node("a");
-        c.promote("a");
+        assert_eq!(c.promote("a")["unasked"], json!(["b"]));
+        let out = c.mojim("promote", &["--name", "a"]);
+        let said = text(&out.stdout);
+        assert!(
+            said.contains("Node b did not answer: if it was promoted, too"),
+            "{said}"
+        );
         let (mut program, left) = c.program("a", &["--entries", "5", "--linger"]);
         assert_eq!(left, 50);
         program.acknowledged(50, 55);
@@ -534,6 +541,8 @@ fn of_two_that_were_promoted_unknown_to_each_other_a_person_chooses() {
         let (_a, _b) = (c.node("a"), c.node("b"));
         let out = c.mojim("promote", &["--force", "--yes", "--name", chosen]);
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let said = text(&out.stdout);
+        assert!(!said.contains("did not answer"), "{said}");
         let (mut program, left) = c.program(chosen, &["--entries", "5", "--linger"]);
         assert_eq!(left, if chosen == "a" { 55 } else { 80 });
         program.acknowledged(left, left + 5);
