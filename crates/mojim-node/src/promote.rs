@@ -466,7 +466,9 @@ impl Node {
                     Some(_) if o.leads && (view.primary == *me || o.epoch <= view.epoch) => {
                         "`mojim promote --force` on the node that is to go on, while both daemons run, gives up what the other one has"
                     }
-                    Some(_) => "Start the program there; `mojim promote --force` here gives it up",
+                    Some(_) => {
+                        "Start the program there, or wait until `mojim status` says that this node follows it; `mojim promote --force` here gives it up"
+                    }
                     None => {
                         "It has no whole copy now: `mojim promote --force` goes on with what is here"
                     }
