@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,7 +25,7 @@ use crate::blocks::{Piece, last_flush, put, survivors};
 use crate::device::Event;
 use crate::journal::Told;
 use crate::machine::Fault;
-use crate::sys::Lab;
+use crate::sys::{self, Lab};
 
 mod live;
 pub mod mounted;
@@ -185,6 +186,8 @@ struct Subject {
     believed: Option<Mode>,
     /// With these words for `mojim mount`, if the program works in a mount.
     mount: Option<&'static [&'static str]>,
+    /// Whether that mount's requests come over io_uring.
+    uring: bool,
     /// The mistake of the program in the mount.
     slip: Option<Slip>,
     /// Whether that program has one thread only, so that no other one's sync point commits a part
@@ -201,6 +204,7 @@ const MOJIM: Subject = Subject {
     recovers: None,
     believed: None,
     mount: None,
+    uring: false,
     slip: None,
     alone: false,
     stands: true,
@@ -219,7 +223,7 @@ impl Subject {
     fn setup(&self, mut setup: Setup) -> Setup {
         setup.believed = self.believed.unwrap_or(setup.mode);
         if self.mount.is_some() {
-            setup.for_a_mount(self.alone);
+            setup.for_a_mount(self.alone, self.uring);
         }
         setup
     }
@@ -232,8 +236,15 @@ const MOUNT: Subject = Subject {
     ..MOJIM
 };
 
+/// The same over io_uring.
+const MOUNT_OVER_URING: Subject = Subject {
+    name: "mount-uring",
+    uring: true,
+    ..MOUNT
+};
+
 /// The subjects that must be caught.
-const BROKEN: [Subject; 13] = [
+const BROKEN: [Subject; 14] = [
     Subject {
         name: "mirror-no-log-flush",
         modes: &[Mode::Sync],
@@ -305,6 +316,13 @@ const BROKEN: [Subject; 13] = [
         stands: false,
         ..MOUNT
     },
+    Subject {
+        name: "mount-uring-half-steps",
+        modes: &[Mode::Sync],
+        slip: Some(Slip::HalfSteps),
+        stands: false,
+        ..MOUNT_OVER_URING
+    },
     // The same with steps on names alone.
     Subject {
         name: "mount-half-names",
@@ -365,16 +383,25 @@ impl Row {
     }
 }
 
+const NO_URING: &str = "FUSE over io_uring needs Linux 6.14 with CONFIG_FUSE_IO_URING";
+
 type Rows = BTreeMap<(bool, String, Failures), Row>;
 
 /// Runs the rung.
 pub fn run(o: &Options) -> Result<Report> {
     let begun = Instant::now();
     let mut found = Vec::new();
-    for subject in [&MOJIM, &MOUNT].into_iter().chain(&BROKEN) {
-        if o.subjects.is_empty() || o.subjects.iter().any(|s| s == subject.name) {
-            found.push((subject, look_at(o, subject)?));
+    let standing = [&MOJIM, &MOUNT, &MOUNT_OVER_URING];
+    for subject in standing.into_iter().chain(&BROKEN) {
+        if !o.subjects.is_empty() && o.subjects.iter().all(|s| s != subject.name) {
+            continue;
         }
+        if subject.uring && !sys::has_uring() {
+            // Said also by a test that passes.
+            let _ = writeln!(std::io::stderr(), "SKIPPED: {}: {NO_URING}", subject.name);
+            continue;
+        }
+        found.push((subject, look_at(o, subject)?));
     }
     Ok(Report {
         subjects: found,

@@ -14,6 +14,7 @@ use mojim_crash::cluster::{Failures, mounted};
 use mojim_crash::machine::Fault;
 use mojim_crash::report::{Extent, Report};
 use mojim_crash::subject::{Kind, Place};
+use mojim_crash::sys::UringAsItWas;
 use mojim_crash::workload::Model;
 use mojim_crash::{Result, blocks, cache_loss, check, cluster, plug, work};
 
@@ -42,7 +43,7 @@ enum Word {
 /// power, and looks at what the cluster serves then.
 #[derive(Args)]
 struct Cluster {
-    /// States of mojim, and of its mount.
+    /// States of mojim, and of its mounts.
     #[arg(long, default_value_t = 400)]
     states: u64,
     /// Which mode; all of them without.
@@ -54,7 +55,7 @@ struct Cluster {
     /// What happens to the nodes; anything without.
     #[arg(long, value_parser = Failures::of)]
     failures: Vec<Failures>,
-    /// Which subject: mojim, mount, or a broken one; all of them without.
+    /// Which subject: mojim, mount, mount-uring (over io_uring), or a broken one; all of them without.
     #[arg(long)]
     subject: Vec<String>,
     /// Most minutes of each.
@@ -380,6 +381,7 @@ fn made(n: &Node) -> Made {
 }
 
 fn cluster(c: &Cluster) -> Result<()> {
+    let _uring = UringAsItWas::note();
     let report = cluster::run(&cluster::Options {
         exe: std::env::current_exe()?,
         subjects: c.subject.clone(),

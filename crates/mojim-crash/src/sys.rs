@@ -55,6 +55,35 @@ fn own_mounts() -> io::Result<()> {
     }
 }
 
+/// Whether mounts may have their requests come over io_uring.
+const URING: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Whether this machine's kernel has FUSE over io_uring: `mojim mount --uring on` switches it on.
+pub fn has_uring() -> bool {
+    // The module may be loaded by that.
+    let _ = File::open("/dev/fuse");
+    Path::new(URING).exists()
+}
+
+/// Switches FUSE over io_uring off again when this is dropped, if it was off.
+pub struct UringAsItWas(Option<String>);
+
+impl UringAsItWas {
+    /// Notes how it is.
+    pub fn note() -> UringAsItWas {
+        UringAsItWas(std::fs::read_to_string(URING).ok())
+    }
+}
+
+impl Drop for UringAsItWas {
+    fn drop(&mut self) {
+        if self.0.as_ref().is_some_and(|was| was.trim() == "N") {
+            // Then it stays on, which does no harm.
+            let _ = std::fs::write(URING, "N");
+        }
+    }
+}
+
 /// A mount, which is undone when this is dropped.
 pub struct Mounted(PathBuf);
 

@@ -149,3 +149,14 @@ fn power_for_mounts() {
         24,
     );
 }
+
+/// The same where its requests come over io_uring. A test of a mount may have that switched on.
+#[test]
+fn power_for_mounts_over_uring() {
+    if !can("ext4", true) {
+        return;
+    }
+    mojim_testkit::mojim_path();
+    let subjects = ["mount-uring", "mount-uring-half-steps"];
+    clusters(&subjects, &[Mode::Sync, Mode::SyncFlush], 8);
+}

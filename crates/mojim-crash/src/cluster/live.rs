@@ -370,7 +370,7 @@ impl Life<'_> {
         std::fs::create_dir_all(&at)?;
         let mut c = Command::new(self.exe.with_file_name("mojim"));
         c.args(["mount", "--name", "a", "--config"]).arg(&self.its);
-        c.args(words).arg(&at);
+        c.args(self.setup.uring()).args(words).arg(&at);
         c.stderr(std::fs::File::create(self.at.top().join("mount.a"))?);
         let process =
             Running::start(c).map_err(|e| format!("mojim mount: {e}; build mojim-cli"))?;

@@ -71,6 +71,8 @@ pub struct Setup {
     pub steps: u64,
     /// Whether the program works in a mount.
     pub mounted: bool,
+    /// Whether that mount's requests come over io_uring.
+    uring: bool,
     connections: u64,
     threshold: u64,
     log: u64,
@@ -128,6 +130,7 @@ impl Setup {
             threads: *rng.pick(&[1, 2, 3, 4, 4]),
             steps,
             mounted: false,
+            uring: false,
             connections,
             threshold: *rng.pick(&[1, 1, 4, 32]),
             log: connections * *rng.pick(&[64, 64, 128]),
@@ -136,14 +139,20 @@ impl Setup {
     }
 
     /// With a log a quarter of which holds all that the threads may have written and not synced: a
-    /// mount commits early what is more. `alone`: with one thread.
-    pub fn for_a_mount(&mut self, alone: bool) {
+    /// mount commits early what is more. `alone`: with one thread; `uring`: over io_uring.
+    pub fn for_a_mount(&mut self, alone: bool, uring: bool) {
         self.mounted = true;
+        self.uring = uring;
         self.connections = 1;
         self.log = 2048;
         if alone {
             self.threads = 1;
         }
+    }
+
+    /// What its mounts are started with.
+    pub fn uring(&self) -> [&'static str; 2] {
+        ["--uring", if self.uring { "on" } else { "off" }]
     }
 
     /// Size of the region, in bytes.

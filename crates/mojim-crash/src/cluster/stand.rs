@@ -409,6 +409,7 @@ impl Cluster<'_> {
         command.args(["mount", "--name", NODES[node], "--config"]);
         let mut mount = command
             .arg(&config)
+            .args(self.setup.uring())
             .arg(&at)
             .stdout(Stdio::piped())
             .stderr(File::create(&said).map_err(text)?)
