@@ -4,7 +4,8 @@
 The places take turns in each round: a plain directory (`plain`), in which nothing is replicated;
 mounts of volumes in mode `sync` on two nodes of this machine, whose mirror has its log on the disk
 (`disk`, the default) or in memory (`memory`), the same with the mount's requests over io_uring (`uring`) where
-the machine has that switched on; and, for programs that can replicate by themselves, a
+the machine has that switched on; with `--mirror-disk`, one whose mirror has its log on an emulated disk
+(`emulated`), over io_uring where that is switched on; and, for programs that can replicate by themselves, a
 plain directory with the program and a replica that its commits wait for (`replicated`): the program
 flushes, then the replica receives and flushes, or writes only, where the case says `remote_write`.
 The last place is the limit (`unsynced`): the plain directory, with the program told not to sync. So
@@ -39,6 +40,7 @@ OPS = ["write+fsync", "append+fdatasync", "create+fsync+rename", "msync-1", "msy
        "write-4k", "write-1m"]
 PLACES = ["plain", "disk", "memory"]
 URING = "uring"
+EMULATED = "emulated"
 SWITCH = pathlib.Path("/sys/module/fuse/parameters/enable_uring")
 REPLICATED = "replicated"
 UNSYNCED = "unsynced"
@@ -57,6 +59,21 @@ class InMemory(Cluster):
     def __init__(self, mojim, home, uring):
         self.more = '[node.b.log]\nmedium = "dram"\n'
         super().__init__(mojim, home, "mount", ["--uring", uring])
+
+
+class OnEmulatedDisk(Cluster):
+    """The mirror's log is in memory, and each durable write of it takes so many microseconds."""
+
+    more = '[node.b.log]\npath = "{rings}/disk"\n'
+
+    def __init__(self, mojim, home, bench, takes):
+        self.bench, self.takes = bench, takes
+        super().__init__(mojim, home, "mount", ["--uring", "auto"])
+
+    def command(self, word, name):
+        if (word, name) == ("node", "b"):
+            return [self.bench, "__node", f"--takes={self.takes}"]
+        return super().command(word, name)
 
 
 def python(code, at, seconds):
@@ -216,7 +233,7 @@ PROGRAMS = [
 
 
 @contextlib.contextmanager
-def places(mojim, home):
+def places(mojim, home, bench, takes):
     """The directories, by name."""
     home.chmod(0o755)
     made = {name: home / name for name in [*PLACES, REPLICATED, UNSYNCED]}
@@ -230,7 +247,10 @@ def places(mojim, home):
         at = {"disk": clusters[0].at, "memory": clusters[1].at}
         if URING in PLACES:
             clusters.append(InMemory(mojim, made[URING], "on"))
-            at[URING] = clusters[2].at
+            at[URING] = clusters[-1].at
+        if EMULATED in PLACES:
+            clusters.append(OnEmulatedDisk(mojim, made[EMULATED], bench, takes))
+            at[EMULATED] = clusters[-1].at
         yield {**made, **at}
     finally:
         for c in clusters:
@@ -274,6 +294,8 @@ def main():
     a.add_argument("--only", default="", help="cases whose names contain this")
     a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--seconds", type=float, default=1.0, help="of each case, place and round")
+    a.add_argument("--mirror-disk", type=int, help="microseconds of a durable write of an emulated disk: one place more")
+    a.add_argument("--bench", help="the program that has an emulated disk")
     a.add_argument("--json", action="store_true", help="an object for each row, on a line")
     args = a.parse_args()
     before[:] = []
@@ -282,12 +304,15 @@ def main():
         PLACES.append(URING)
     else:
         print(f"left out: mounts over io_uring, which are not switched on ({SWITCH})", file=sys.stderr)
+    if args.mirror_disk:
+        PLACES.append(EMULATED)
     with tempfile.TemporaryDirectory(prefix="mojim-bench-", dir=args.dir) as home, places(
-        args.mojim, pathlib.Path(home)
+        args.mojim, pathlib.Path(home), args.bench, args.mirror_disk
     ) as at:
         if not args.json:
             uring = ["the same over io_uring"] if URING in PLACES else []
-            heads = ["case", "plain", "sync, log on disk", "sync, log in memory", *uring,
+            emulated = [f"sync, log on a disk of {args.mirror_disk} µs"] if EMULATED in PLACES else []
+            heads = ["case", "plain", "sync, log on disk", "sync, log in memory", *uring, *emulated,
                      "plain, replicated by the program", "plain, never synced"]
             print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
         for name in OPS:

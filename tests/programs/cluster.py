@@ -54,7 +54,7 @@ def until(what, f):
 class Cluster:
     """Two nodes, and a volume that is mounted, or that programs have under `mojim run`."""
 
-    # The end of the configuration.
+    # The end of the configuration, where `{rings}` is a directory in memory.
     more = ""
 
     def __init__(self, mojim, home, way, options=()):
@@ -65,19 +65,22 @@ class Cluster:
         text = 'cluster = "programs"\n[volume.v]\nprimary = "a"\nmirror = "b"\nresend_timeout = "5s"\n'
         for name in "ab":
             text += f'[node.{name}]\naddress = "127.0.0.1:{free_port()}"\ndirectory = "{home}/{name}"\nring = "{self.rings}"\n'
-        self.config.write_text(text + self.more)
+        self.config.write_text(text + self.more.replace("{rings}", self.rings))
         self.nodes = {name: self.start("node", name) for name in "ab"}
         self.mounted = None
         self.serve("a")
 
     def start(self, word, name, *args):
         said = open(self.home / f"{word}-{name}.txt", "a")
-        args = [self.mojim, word, "--config", self.config, "--name", name, *args]
+        args = [*self.command(word, name), "--config", self.config, "--name", name, *args]
         p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=said, text=True)
         if not p.stdout.readline():
             p.wait()
             raise Failed((self.home / f"{word}-{name}.txt").read_text()[-400:])
         return p
+
+    def command(self, word, _name):
+        return [self.mojim, word]
 
     def serve(self, name):
         """Programs have the volume on this node from here on."""

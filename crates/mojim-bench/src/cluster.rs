@@ -1,5 +1,5 @@
 //! The cluster that benchmarks measure: a program's node `a`, whose log is on the disk, and the
-//! mirror `b`, a process of its own whose log is in memory; and regions to store to.
+//! mirror `b`, a process of its own whose log is in memory, or on an emulated disk; and regions to store to.
 //!
 //! Invariant: a node process ends when its value is dropped.
 
@@ -7,10 +7,12 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use mojim::{MapFlags, Volume, msync};
 use mojim_cli::beside::mojim;
 
+use crate::emulated;
 use crate::measure::{Subject, prepared};
 
 /// A node process that ends with its starter.
@@ -18,15 +20,23 @@ pub(crate) struct NodeProcess(Child);
 
 impl NodeProcess {
     pub(crate) fn start(config: &Path, name: &str) -> io::Result<NodeProcess> {
-        let child = Command::new(mojim()?)
-            .args(["node", "--config"])
-            .arg(config)
-            .args(["--name", name])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(NodeProcess(child))
+        let mut command = Command::new(mojim()?);
+        command.args(["node", "--config"]).arg(config);
+        command.args(["--name", name]);
+        NodeProcess::of(command)
+    }
+
+    /// The mirror of [`config_text_with`].
+    pub(crate) fn mirror(config: &Path, disk: Option<Duration>) -> io::Result<NodeProcess> {
+        match disk {
+            Some(takes) => NodeProcess::of(emulated::command(config, "b", takes)?),
+            None => NodeProcess::start(config, "b"),
+        }
+    }
+
+    fn of(mut command: Command) -> io::Result<NodeProcess> {
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(NodeProcess(command.stderr(Stdio::null()).spawn()?))
     }
 
     /// Its process.
@@ -65,6 +75,17 @@ pub(crate) fn config_text(
     volumes: &[VolumeOf],
     connections: Option<usize>,
 ) -> io::Result<String> {
+    config_text_with(dir, shm, volumes, connections, None)
+}
+
+/// The same; with `disk` the mirror's log is on an emulated disk, whose durable writes take so long.
+pub(crate) fn config_text_with(
+    dir: &Path,
+    shm: &Path,
+    volumes: &[VolumeOf],
+    connections: Option<usize>,
+    disk: Option<Duration>,
+) -> io::Result<String> {
     let [a, b] = free_addresses()?;
     let connections = match connections {
         Some(n) => format!("connections = {n}\n"),
@@ -87,8 +108,9 @@ pub(crate) fn config_text(
         dir.join("a").display(),
         shm.display()
     );
+    let medium = if disk.is_some() { "disk" } else { "dram" };
     t += &format!(
-        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"dram\", path = \"{}\", size = {LOG} }}\n",
+        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"{medium}\", path = \"{}\", size = {LOG} }}\n",
         b,
         dir.join("b").display(),
         shm.display(),

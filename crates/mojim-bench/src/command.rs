@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 
+use crate::emulated::MOST_MICROS;
 use crate::fams::FamsOptions;
 use crate::group::{self, ThreadsOptions};
 use crate::heap::HeapOptions;
@@ -67,6 +68,8 @@ struct Sync {
     /// Operations in a block.
     #[arg(long, value_name = "N", default_value_t = SyncOptions::default().ops)]
     ops: usize,
+    #[command(flatten)]
+    mirror: MirrorDisk,
     /// Print one JSON object a line instead of tables.
     #[arg(long)]
     json: bool,
@@ -81,7 +84,23 @@ impl Sync {
             sizes: self.sizes,
             rounds: self.rounds,
             ops: self.ops,
+            mirror_disk: self.mirror.takes(),
         })
+    }
+}
+
+/// Where the mirror's log is: in memory, unless this says otherwise.
+#[derive(clap::Args)]
+struct MirrorDisk {
+    /// The mirror's log is on an emulated disk: in memory, and each durable write takes so many microseconds.
+    /// So one machine says what two would. What waits for it has no ratio.
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=MOST_MICROS))]
+    mirror_disk: Option<u64>,
+}
+
+impl MirrorDisk {
+    fn takes(&self) -> Option<Duration> {
+        self.mirror_disk.map(Duration::from_micros)
     }
 }
 
@@ -114,6 +133,8 @@ struct Threads {
     /// What to measure, separated by commas [default: all].
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(group::case_names()))]
     cases: Vec<String>,
+    #[command(flatten)]
+    mirror: MirrorDisk,
     /// Print one JSON object a line instead of tables.
     #[arg(long)]
     json: bool,
@@ -143,6 +164,7 @@ impl Threads {
             connections: self.connections,
             bytes: self.bytes,
             cases: self.cases,
+            mirror_disk: self.mirror.takes(),
         })
     }
 }

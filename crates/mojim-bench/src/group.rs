@@ -18,7 +18,7 @@ use std::time::Duration;
 use mojim::Volume;
 use mojim_config::Config;
 
-use crate::cluster::{NodeProcess, REGION, VolumeOf, config_text, part_subject, target};
+use crate::cluster::{NodeProcess, REGION, VolumeOf, config_text_with, part_subject, target};
 use crate::measure::{Ratio, prepared};
 use crate::raw::{
     Carrier, Combining, CombiningShm, CombiningTcp, MOST_MEMBERS, Member, RECORD, RawLog, RawLogs,
@@ -123,6 +123,8 @@ pub struct ThreadsOptions {
     pub bytes: usize,
     /// Names of [`case_names`]; empty: all.
     pub cases: Vec<String>,
+    /// How long a durable write of the mirror's emulated disk takes, if its log is on one.
+    pub mirror_disk: Option<Duration>,
 }
 
 impl Default for ThreadsOptions {
@@ -136,6 +138,7 @@ impl Default for ThreadsOptions {
             connections: 1,
             bytes: 64,
             cases: Vec::new(),
+            mirror_disk: None,
         }
     }
 }
@@ -175,7 +178,12 @@ struct Cluster {
 
 impl Cluster {
     /// With a volume for each of `cases` that is Mojim's.
-    fn start(cases: &[&'static Case], dir: &Path, connections: usize) -> io::Result<Cluster> {
+    fn start(
+        cases: &[&'static Case],
+        dir: &Path,
+        connections: usize,
+        disk: Option<Duration>,
+    ) -> io::Result<Cluster> {
         let memory = Scratch::new_in(Path::new("/dev/shm"))?;
         let ours = || cases.iter().filter(|c| c.is_ours());
         let link = |c: &Case| {
@@ -188,10 +196,11 @@ impl Cluster {
         let of: Vec<VolumeOf> = ours().map(|c| (c.name, c.mode, link(c))).collect();
         let path = dir.join("bench.toml");
         let connections = (connections > 0).then_some(connections);
-        fs::write(&path, config_text(dir, memory.path(), &of, connections)?)?;
+        let text = config_text_with(dir, memory.path(), &of, connections, disk)?;
+        fs::write(&path, text)?;
         let config = Config::load(&path).map_err(io::Error::other)?;
         let mirror = match ours().any(|c| c.mode != "unreplicated") {
-            true => Some(NodeProcess::start(&path, "b")?),
+            true => Some(NodeProcess::mirror(&path, disk)?),
             false => None,
         };
         let attach = |c: &&'static Case| {
@@ -255,7 +264,7 @@ impl Bench {
             None => None,
         };
         let cluster = match cases.iter().any(|c| c.is_ours()) {
-            true => Some(Cluster::start(&cases, dir, o.connections)?),
+            true => Some(Cluster::start(&cases, dir, o.connections, o.mirror_disk)?),
             false => None,
         };
         Ok(Bench {
@@ -284,7 +293,11 @@ impl Bench {
         }
         let of_case = |name: &str| self.cases.iter().position(|c| c.name == name);
         let row = |(case, taken_here): (&&'static Case, &Vec<Threads>)| {
-            let limit = case.limit.filter(|_| self.bytes <= LIKE_A_RECORD);
+            // What waits for an emulated disk has no limit here.
+            let is_slow = o.mirror_disk.is_some() && case.mode.starts_with("sync");
+            let limit = case
+                .limit
+                .filter(|_| self.bytes <= LIKE_A_RECORD && !is_slow);
             let limit = limit.and_then(|name| Some((name, &*taken[of_case(name)?])));
             row_of(case, (self.bytes, n), taken_here, limit)
         };

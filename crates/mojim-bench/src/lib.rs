@@ -20,6 +20,7 @@
 //!   [`processes`] that end with them; [`rivals`] the schemes of `mojim-rivals` in processes, which
 //!   `store` gives the same stores as Mojim;
 //! - [`words`] the command line of the program;
+//! - [`emulated`] a mirror whose log is on a disk that writes in a given time;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! The program calls [`peers::maybe_run_peer`] first thing in `main`.
@@ -27,6 +28,7 @@
 mod cluster;
 pub mod command;
 pub mod demo;
+pub mod emulated;
 pub mod failover;
 pub mod fams;
 pub mod group;

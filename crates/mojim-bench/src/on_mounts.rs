@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
+use crate::emulated::MOST_MICROS;
 use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -62,6 +63,11 @@ pub struct Programs {
     /// Seconds of each case, place and round.
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
+    /// One place more: the mirror's log on an emulated disk, that is in memory, where each durable write
+    /// takes so many microseconds. So one machine says what two would. The mount's requests come over
+    /// io_uring where that is switched on.
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=MOST_MICROS))]
+    mirror_disk: Option<u64>,
     /// Print one JSON object a line instead of tables.
     #[arg(long)]
     json: bool,
@@ -101,6 +107,10 @@ impl Programs {
         }
         if let Some(only) = &self.only {
             c.arg(format!("--only={only}"));
+        }
+        if let Some(takes) = self.mirror_disk {
+            c.arg("--bench").arg(std::env::current_exe()?);
+            c.arg(format!("--mirror-disk={takes}"));
         }
         if self.json {
             c.arg("--json");

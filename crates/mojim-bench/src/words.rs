@@ -13,6 +13,7 @@ use mojim_cli::failure::{Done, Failure};
 
 use crate::command::Measure;
 use crate::demo::Demo;
+use crate::emulated::EmulatedNode;
 use crate::failover::FailoverBench;
 use crate::latency::Latency;
 use crate::on_mounts::Programs;
@@ -48,6 +49,8 @@ enum What {
     Latency(Latency),
     #[command(name = "__replica", hide = true)]
     Replica(Replica),
+    #[command(name = crate::emulated::WORD, hide = true)]
+    EmulatedNode(EmulatedNode),
 }
 
 /// The command line as it is typed: `mojim demo`, `mojim bench sync`.
@@ -88,6 +91,7 @@ fn run(what: What) -> Done {
         What::Touch(t) => t.run(),
         What::Latency(l) => l.run(),
         What::Replica(r) => r.run(),
+        What::EmulatedNode(n) => n.run(),
     }
 }
 

@@ -75,6 +75,29 @@ fn every_case_runs_with_every_number_of_threads() {
     }
 }
 
+/// A durable write of the emulated disk takes its time, and each sync point waits for one.
+#[test]
+fn a_mirrors_log_is_on_an_emulated_disk() {
+    build_bench();
+    let run = "bench threads --json --counts 1 --seconds 2 --cases raw-combining-tcp,sync-tcp,sync-shm \
+               --mirror-disk 3000";
+    let out = mojim(&run.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let lines = text(&out.stdout);
+    let rows = lines
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .filter(|r: &Value| r["mode"] == "sync");
+    let rows: Vec<Value> = rows.collect();
+    assert_eq!(rows.len(), 2, "{lines}");
+    for r in rows {
+        assert!(r["median_us"].as_f64().unwrap() >= 3000.0, "{r}");
+        assert!(r["ratio"].is_null(), "{r}");
+    }
+    let out = mojim(&["bench", "sync", "--mirror-disk", "0"]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     build_bench();
@@ -99,7 +122,9 @@ fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
     let home = Home::new("benches", 0);
     let dir = on(&home);
     let at = dir.to_str().unwrap();
-    let run = format!("bench programs --json --only read-4k --rounds 1 --seconds 0.05 --dir {at}");
+    let run = format!(
+        "bench programs --json --only read-4k --rounds 1 --seconds 0.05 --mirror-disk 100 --dir {at}"
+    );
     let out = mojim(&run.split(' ').collect::<Vec<_>>());
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     let lines = text(&out.stdout);
@@ -111,7 +136,7 @@ fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
     // And over io_uring, where that is switched on.
     assert_eq!(places[..3], ["plain", "disk", "memory"]);
     assert!(
-        ["", "uring"].contains(&places[3..].join(" ").as_str()),
+        ["emulated", "uring emulated"].contains(&places[3..].join(" ").as_str()),
         "{places:?}"
     );
     for r in &rows {
