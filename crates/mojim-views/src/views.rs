@@ -411,6 +411,7 @@ async fn admit_voters(
 ) {
     let mut metrics = raft.metrics();
     let mut since = Instant::now();
+    let mut refusing = BTreeSet::new();
     loop {
         let now = metrics.borrow_and_update().clone();
         let m = &now.membership_config;
@@ -425,21 +426,17 @@ async fn admit_voters(
                 Err(_) => return,
             }
         }
-        let (mut met, is_refused) = meet(&links, unknown, heartbeat * 4).await;
+        let mut met = meet(&links, unknown, heartbeat * 4, &mut refusing).await;
         // The log may have grown meanwhile.
         met.retain(|name, _| links.is_vacant(name, &applied));
         let votes = |name: &String| m.voter_ids().any(|v| v == number(name));
         let all = m.voter_ids().count();
-        // By what was said just now: while this voter leads it forgets again and again that it was
-        // refused, since that may have been one with entries that nobody committed.
-        let is_founding = links.is_founding();
-        let beside = is_founding && is_refused || links.is_beside(&met, all / 2 + 1);
         let most = match since.elapsed() < grace {
             true => all,
             false => all / 2 + 1,
         };
-        let enough = met.keys().filter(|n| votes(n)).count() >= most || !links.is_founding();
-        if enough && !beside && !met.is_empty() {
+        let enough = met.keys().filter(|n| votes(n)).count() >= most;
+        if may_write(&links, &met, &refusing, all, enough) {
             let met = met.into_iter().map(|(n, s)| (n, s.incarnation)).collect();
             // If another leads by now, or too few answer, it is for a later look.
             let _ = raft.client_write(Change::Admit(met)).await;
@@ -452,31 +449,52 @@ async fn admit_voters(
 }
 
 /// Asks these voters, all at one time, with which directories they vote. Those that do not
-/// answer are left out. Also whether one has said that this voter does not count.
-async fn meet(
+/// answer are left out. `refusing` are those that have said that this voter does not count, and
+/// nothing else since: who is silent now has not changed its mind.
+pub(crate) async fn meet(
     links: &Arc<Links>,
     all: Vec<u64>,
     patience: Duration,
-) -> (BTreeMap<String, Said>, bool) {
+    refusing: &mut BTreeSet<u64>,
+) -> BTreeMap<String, Said> {
     let asked = all.into_iter().map(|id| {
         let links = links.clone();
-        tokio::task::spawn_blocking(move || {
+        let asked = tokio::task::spawn_blocking(move || {
             let name = links.name(id);
             let said = links.who(id, patience)?;
             let may = links.may_admit(name, said.incarnation);
             Ok(may.then(|| (name.to_owned(), said)))
-        })
+        });
+        (id, asked)
     });
     let asked: Vec<_> = asked.collect();
-    let (mut met, mut is_refused) = (BTreeMap::new(), false);
-    for a in asked {
+    let mut met = BTreeMap::new();
+    for (id, a) in asked {
         match a.await {
-            Ok(Ok(one)) => met.extend(one),
-            Ok(Err(e)) => is_refused |= matches!(e, Error::Stale(_)),
-            Err(_) => {}
+            Ok(Ok(one)) => {
+                refusing.remove(&id);
+                met.extend(one);
+            }
+            Ok(Err(Error::Stale(_))) => drop(refusing.insert(id)),
+            Ok(Err(_)) | Err(_) => {}
         }
     }
-    (met, is_refused)
+    met
+}
+
+/// Whether this voter, which leads, may admit those that it has met; `enough`: they may begin the
+/// register of `all` voters, if there is none. What refuses it is not asked of `links`: while it
+/// leads it forgets again and again that it was refused, since that may have been one with
+/// entries that nobody committed.
+pub(crate) fn may_write(
+    links: &Links,
+    met: &BTreeMap<String, Said>,
+    refusing: &BTreeSet<u64>,
+    all: usize,
+    enough: bool,
+) -> bool {
+    let may_begin = || refusing.is_empty() && enough && !links.is_beside(met, all / 2 + 1);
+    !met.is_empty() && (!links.is_founding() || may_begin())
 }
 
 /// Gives this voter's directory up if it promises less than `teller` has heard of it.

@@ -1,7 +1,7 @@
 //! Voters together: who wins a swap, who leads, what a minority cannot do,
 //! what a start from disk brings back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mojim_env::{Address, Error};
+use mojim_env::{Address, Env, Error};
 use mojim_linux::{Listener, Os};
 use mojim_protocol::view::Register;
 use mojim_protocol::{FAR, LAST_EPOCH};
@@ -22,7 +22,8 @@ use super::register;
 use super::storage::as_format_1;
 use crate::RegisterVoter;
 use crate::lock;
-use crate::views::{Options, RaftViews};
+use crate::net::{Links, numbered};
+use crate::views::{Options, RaftViews, may_write, meet};
 
 const ABC: [&str; 3] = ["a", "b", "c"];
 
@@ -634,12 +635,14 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
             of.get_joint_config().as_slice() == [ids.into()] && nodes == ids.into()
         });
     }
-    // Nothing but swaps is proposed from now on.
-    let before = d.at("a").metrics().last_log_index;
-    assert!(swap(&d.at("e"), "v", &register(2, "y")));
-    assert_eq!(read(&d.at("a"), "v"), register(2, "y"));
-    let after = d.at("a").metrics().last_log_index;
-    assert!(after <= before.map(|n| n + 3), "{before:?} to {after:?}");
+    // The voters are proposed no more from now on. (On a busy machine another may lead, by an entry of its own.)
+    let proposed = || *d.at("a").metrics().membership_config.log_id();
+    let before = proposed();
+    for version in 2..20 {
+        assert!(swap(&d.at("e"), "v", &register(version, "y")));
+    }
+    assert_eq!(read(&d.at("a"), "v"), register(19, "y"));
+    assert_eq!(proposed(), before);
 }
 
 /// A voter that had lost its log, or never had one, began a new one with the replacement of
@@ -753,6 +756,56 @@ fn who_has_the_register_is_drawn_into_no_new_one() {
         d.start(name);
     }
     assert_eq!(read(&c, "v"), register(1, "x"));
+}
+
+/// A leader forgot at each heartbeat that a voter had refused it, and looked just then; or that voter was late
+/// with its next answer: two that had lost their directories began a register beside the third one's.
+#[test]
+fn whoever_has_refused_is_no_part_of_a_beginning_while_it_is_silent() {
+    let d = Daemons::started(&ABC);
+    for name in ["a", "b"] {
+        d.stop(name);
+    }
+    // `a` has lost its directory, and leads.
+    let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+    let voters = numbered(&d.options.voters).unwrap();
+    let all: Vec<u64> = voters.keys().copied().collect();
+    let links = Links::new(&env, "test", "a", voters, &BTreeMap::new());
+    let links = Arc::new(links.of_directory(7, Arc::default()));
+    links.confirm();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .build()
+        .unwrap();
+    let mut refusing = BTreeSet::new();
+    // The answers of all voters but one that is down are enough.
+    let mut meets = |patience| {
+        let met = runtime.block_on(meet(&links, all.clone(), patience, &mut refusing));
+        let may = may_write(&links, &met, &refusing, 3, true);
+        let names: Vec<String> = met.into_keys().collect();
+        links.counts_again();
+        (names.concat(), may)
+    };
+    for _ in 0..2 {
+        assert_eq!(meets(DEADLINE), ("a".into(), false), "it is refused");
+    }
+    d.isolate("c", Cut::Silent);
+    let late = Duration::from_millis(50);
+    assert_eq!(meets(late), ("a".into(), false), "nobody has agreed");
+    // With another directory it says something else.
+    d.heal();
+    d.stop("c");
+    let dir = d.options_of("c").dir;
+    std::fs::rename(&dir, dir.with_extension("old")).unwrap();
+    d.start("c");
+    let begun = Instant::now();
+    loop {
+        match meets(DEADLINE) {
+            (names, true) if names == "ac" => break,
+            // Its link of before is closed.
+            met => assert!(begun.elapsed() < DEADLINE, "{met:?}"),
+        }
+    }
 }
 
 /// A voter's directory was put back as of before its first vote, and another one was lost: the two
