@@ -179,6 +179,33 @@ fn who_opens_a_copy_knows_whether_it_was_clean() {
     p.expect(1);
 }
 
+/// The node's daemon looked for more than a second at what a killed program had left, on a busy disk, and was
+/// late to say so: the next program was told that another one is attached.
+#[test]
+fn a_program_waits_for_the_nodes_own_look() {
+    let p = Place::filled("look");
+    let env: std::sync::Arc<dyn mojim_env::Env> =
+        std::sync::Arc::new(mojim_linux::Os::new().unwrap());
+    let (node, volume) = (p.config.node("a").unwrap(), p.config.volume(None).unwrap());
+    let spec = mojim_replica::layout::store(&p.config, node, volume, mojim_env::Locker::Node);
+    let look = std::cell::RefCell::new(Some(mojim_store::store::Store::open(&env, spec).unwrap()));
+    let tries = std::cell::Cell::new(0);
+    // It is asked before each try: so many take longer than a program waits for another one.
+    let given_up = || {
+        tries.set(tries.get() + 1);
+        if tries.get() == 75
+            && let Some(s) = look.take()
+        {
+            s.close_clean(s.tail()).unwrap();
+        }
+        false
+    };
+    let v = Volume::attach_unless(&p.config, "a", "v", &given_up);
+    let v = v.unwrap_or_else(|e| panic!("after {} tries: {e}", tries.get()));
+    v.detach().unwrap();
+    p.expect(1);
+}
+
 #[test]
 fn superblock() {
     let p = Place::filled("superblock");

@@ -18,7 +18,7 @@ use super::held::Promotion;
 use super::requests::speaks_otherwise;
 use super::{Node, wait_for_last};
 use mojim_config::Volume;
-use mojim_env::{Error, Result};
+use mojim_env::{Error, Locker, Result};
 use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
@@ -29,9 +29,15 @@ use mojim_replica::told::disbelieved;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
 
-/// How long to wait for a copy that is open without being served: this node itself has it
-/// open while it makes a dead program's records persistent.
+/// How long to wait for a copy that a program has open without serving it.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The same where this node itself looks at it, for instance while it makes a dead program's
+/// records persistent: as long as its disk takes.
+const LOOK_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a node that is there, and late, is asked what it has.
+const TRIES: usize = 3;
 
 /// How long a copy must have been open before it counts as served. Until then its ring
 /// may still hold the figures of a dead program.
@@ -167,17 +173,30 @@ impl Node {
         mut open: impl FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
         let is_served = || self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0);
+        // The figures in the ring may be a dead program's: while this node looks at it nobody serves it.
+        let is_looked_at = || self.locker(v) == Some(Locker::Node) && !self.is_healing(v);
         let begin = self.env.now();
+        let mut open_since = begin;
         loop {
             let who = match open() {
                 Err(Error::Busy(who)) => who,
                 r => return r.map(Some),
             };
-            let waited = self.env.now() - begin;
+            let (now, stops) = (self.env.now(), self.stopping.load(Acquire));
+            if is_looked_at() {
+                if now - begin >= LOOK_PATIENCE || stops {
+                    return Err(Error::Busy(format!(
+                        "{who}, the daemon itself, which looks at it. Look again"
+                    )));
+                }
+                // A program that comes afterwards has its own time.
+                open_since = now;
+            }
+            let waited = now - open_since;
             if waited >= SERVED_AFTER && is_served() {
                 return Ok(None);
             }
-            if waited >= OPEN_PATIENCE || self.stopping.load(Acquire) {
+            if waited >= OPEN_PATIENCE || stops {
                 return Err(Error::Busy(format!(
                     "{who}, and is not served yet. End the program that waits here, or look again"
                 )));
@@ -500,10 +519,15 @@ impl Node {
     /// left out: for it the operator's word counts. An error if a program is attached
     /// there: a primary whose link to this node is down may still be alive.
     fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
-        let ask = |peer: Peer| -> Option<(String, Result<Standing>)> {
-            let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
+        let ask_once = |peer: &Peer| -> Result<Standing> {
+            let mut c = self.client(&peer.tcp, Duration::from_secs(1))?;
             let volume = v.name.clone();
-            match c.ask_for(&Request::Standing { volume }) {
+            c.ask_for(&Request::Standing { volume })
+        };
+        let ask = |peer: Peer| -> Option<(String, Result<Standing>)> {
+            let mut asked = (0..TRIES).map(|_| ask_once(&peer));
+            // One answer may be late; who refuses the connection is not there.
+            match asked.find(|s| !matches!(s, Err(Error::Timeout(_))))? {
                 // A node of another version is alive, and what it has is not known.
                 Err(e) if !speaks_otherwise(&e) => None,
                 theirs => Some((peer.name, theirs)),

@@ -420,7 +420,8 @@ impl Node {
         !self.of(v).is_open() && self.locker(v).is_some()
     }
 
-    fn locker(&self, v: &Volume) -> Option<Locker> {
+    /// Which kind of holder has this node's copy.
+    pub(super) fn locker(&self, v: &Volume) -> Option<Locker> {
         let path = layout::meta_dir(&self.me, &v.name).join("lock");
         self.env.locker(&path).ok().flatten()
     }
@@ -554,8 +555,10 @@ impl Node {
 
     /// The standing of a copy that a program has open, or nobody.
     fn standing_of_closed(&self, v: &Volume, sb: &Superblock) -> Standing {
+        // That this node heals is noted before it attaches, and for a moment after it has detached: by then
+        // a program may have the copy.
+        let attached = self.attached(v);
         let healing = self.is_healing(v);
-        let attached = self.attached(v) && !healing;
         let ill = || {
             let noted = self.noted(v, Some(sb.sequence)).map(|e| e.cause());
             noted.or_else(|| self.seen_damaged(v, sb))
@@ -727,7 +730,7 @@ impl Node {
         attached: Option<u64>,
         out: &mut Value,
     ) {
-        let healing = self.is_healing(v);
+        let healing = attached.is_none() && self.is_healing(v);
         if healing {
             out["healing"] = json!(true);
         }

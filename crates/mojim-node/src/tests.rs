@@ -21,6 +21,7 @@ use mojim_replica::layout;
 use mojim_replica::request::{
     CopyState, Known, Part, Question, RaftCall, Read, Request, Since, Standing,
 };
+use mojim_store::log::{LIVE_AT, LIVE_COUNT, Live};
 use mojim_store::store::{Store, read_superblock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -33,6 +34,8 @@ use super::held::lock;
 struct Peer {
     at: Address,
     says: Arc<Mutex<Value>>,
+    /// To how many links it says nothing first.
+    late: Arc<AtomicU8>,
     stop: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -42,26 +45,30 @@ impl Peer {
         Peer {
             at: Address::Tcp(at),
             says: Arc::default(),
+            late: Arc::default(),
             stop: Arc::default(),
             thread: Mutex::default(),
         }
     }
 
-    fn serve(listener: &Listener, says: &Mutex<Value>, stop: &AtomicBool) {
+    fn serve(listener: &Listener, says: &Mutex<Value>, late: &AtomicU8, stop: &AtomicBool) {
         while !stop.load(SeqCst) {
             let Ok(Some(conn)) = listener.accept(Duration::from_millis(50)) else {
                 continue;
             };
             let mut wire = Wire::new(conn);
             let word = lock(says).clone();
-            let _ = Peer::answer(&mut wire, &word, stop);
+            let is_late = late
+                .fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1))
+                .is_ok();
+            let _ = Peer::answer(&mut wire, (!is_late).then_some(&word), stop);
             wire.conn.close();
         }
         listener.close();
     }
 
-    /// One question after the other.
-    fn answer(wire: &mut Wire, word: &Value, stop: &AtomicBool) -> Result<()> {
+    /// One question after the other, until the link ends; without a word they are heard only.
+    fn answer(wire: &mut Wire, word: Option<&Value>, stop: &AtomicBool) -> Result<()> {
         while !stop.load(SeqCst) {
             let _ = wire.conn.wait(false, Duration::from_millis(50));
             let Some((f, body)) = wire.take_frame()? else {
@@ -72,6 +79,7 @@ impl Peer {
             }
             let asked: Question<Request> = serde_json::from_slice(checked(&body).unwrap()).unwrap();
             assert!(matches!(asked.request, Request::Standing { .. }));
+            let Some(word) = word else { continue };
             let mut bytes = word.to_string().into_bytes();
             let crc = crc32c(&bytes);
             bytes.extend_from_slice(&crc.to_le_bytes());
@@ -92,10 +100,10 @@ impl Peer {
         let mut thread = lock(&self.thread);
         if thread.is_none() {
             let listener = Listener::bind(&self.at).unwrap();
-            let (says, stop) = (self.says.clone(), self.stop.clone());
+            let (says, late, stop) = (self.says.clone(), self.late.clone(), self.stop.clone());
             stop.store(false, SeqCst);
             *thread = Some(thread::spawn(move || {
-                Peer::serve(&listener, &says, &stop);
+                Peer::serve(&listener, &says, &late, &stop);
             }));
         }
     }
@@ -218,9 +226,15 @@ impl Running {
         Client::connect(&self.env, &self.socket, "test", patience)?.ask(request)
     }
 
+    /// A promotion, to its end.
     fn promote(&self, force: bool) -> Result<Value> {
-        let volume = "v".to_owned();
-        self.ask(&Request::Promote { volume, force })
+        loop {
+            let volume = "v".to_owned();
+            let answer = self.ask(&Request::Promote { volume, force })?;
+            if answer["promoting"] != true {
+                return Ok(answer);
+            }
+        }
     }
 
     /// The files of the copy, as they are listed.
@@ -689,4 +703,63 @@ fn a_copy_that_found_no_room_is_looked_at_again() {
     failed(libc::ENOSPC);
     within("a copy for which there was no room is looked at again");
     assert!(a.node.of(&v).known().ill.is_none());
+}
+
+/// The daemon noted that it heals a copy for a moment longer than it did: a program that had attached by then
+/// was attached to nobody, and another node could be promoted beside it.
+#[test]
+fn a_program_that_comes_when_healing_ends_is_attached() {
+    let place = Place::new();
+    place.has_a_copy();
+    let v = place.config.volumes["v"].clone();
+    let lock = layout::meta_dir(place.config.node("a").unwrap(), "v").join("lock");
+    let a = place.start();
+    a.node.of(&v).known().healing = Some(Arc::default());
+    let own = a.node.env.lock(&lock, Locker::Node).unwrap();
+    assert!(a.standing().attached.is_none(), "it heals");
+    drop(own);
+    let program = a.node.env.lock(&lock, Locker::Program).unwrap();
+    assert!(a.standing().attached.is_some());
+    drop(program);
+}
+
+/// A look of the node's own at what a program had left took more than two seconds, as long as its disk does:
+/// the figures of that program were taken for those of one that is attached and serves, and its copy was
+/// vouched for without a look at its log.
+#[test]
+fn a_promotion_waits_for_the_nodes_own_look() {
+    let place = Place::new();
+    place.has_a_copy();
+    let lock = layout::meta_dir(place.config.node("a").unwrap(), "v").join("lock");
+    let a = place.start();
+    let look = a.node.env.lock(&lock, Locker::Node).unwrap();
+    let v = &place.config.volumes["v"];
+    let ring = layout::logs(&place.config, place.config.node("a").unwrap(), v)
+        .swap_remove(0)
+        .ring;
+    let mut figures = vec![0; LIVE_AT + 8 * LIVE_COUNT];
+    figures[LIVE_AT + 8 * Live::Pid as usize] = 1;
+    std::fs::create_dir_all(ring.parent().unwrap()).unwrap();
+    std::fs::write(&ring, figures).unwrap();
+    assert!(a.node.live(v).is_some());
+    let (volume, force) = ("v".to_owned(), false);
+    let answer = a.ask(&Request::Promote { volume, force }).unwrap();
+    assert_eq!(answer["promoting"], true, "{answer}");
+    std::fs::remove_file(ring).unwrap();
+    drop(look);
+    assert_eq!(a.promote(false).unwrap()["already"], true);
+}
+
+/// A node that was late with one answer counted as one that is not there: what it knew kept nobody from a
+/// promotion.
+#[test]
+fn a_late_answer_is_waited_for_before_a_promotion() {
+    let p = Place::new();
+    p.has_a_copy();
+    let a = p.start();
+    let view = a.standing().epoch;
+    p.b.late.store(1, SeqCst);
+    p.b.says(&whole("b", view + 1));
+    a.is_refused(false, "knows a later view");
+    assert_eq!(p.b.late.load(SeqCst), 0);
 }

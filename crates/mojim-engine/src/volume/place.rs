@@ -145,14 +145,6 @@ impl Place {
         let start = env.now();
         const SECOND: Duration = Duration::from_secs(1);
         let (mut patience, mut asked) = (SECOND, start);
-        let heals = || {
-            let daemon = Address::Unix(layout::socket(node));
-            let q = Request::GiveWay {
-                volume: volume.name.clone(),
-            };
-            let client = Client::connect(env, &daemon, &config.cluster, SECOND);
-            client.and_then(|mut c| c.ask_for(&q)).unwrap_or(false)
-        };
         let dirs = layout::own_dirs(node, &volume.name);
         let check = || trust::check(&dirs).context(|| format!("volume {}", volume.name));
         check()?;
@@ -176,7 +168,9 @@ impl Place {
                     let now = env.now();
                     if patience < GIVES_WAY || now - asked > SECOND {
                         asked = now;
-                        patience = match heals() {
+                        // The lock says it, too, where the daemon is late with its answer.
+                        let is_program = self.is_a_programs();
+                        patience = match self.gives_way(SECOND) || !is_program {
                             true => GIVES_WAY,
                             false if patience < GIVES_WAY => patience,
                             false => now - start + SECOND,
@@ -187,15 +181,34 @@ impl Place {
                         if let Err(e @ Error::Stale(_)) = self.check_known() {
                             return Err(e);
                         }
-                        return Err(Error::Busy(format!(
-                            "{e}; only one process can be attached as primary, on the node that `mojim status` names"
-                        )));
+                        return Err(Error::Busy(match self.is_a_programs() {
+                            true => format!(
+                                "{e}; only one process can be attached as primary, on the node that `mojim status` names"
+                            ),
+                            false => format!("{e}, the daemon of node {}: try again", node.name),
+                        }));
                     }
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 r => return r,
             }
         }
+    }
+
+    /// Asks the node's daemon to give way. Whether it says, in time, that it has the copy.
+    fn gives_way(&self, time: Duration) -> bool {
+        let daemon = Address::Unix(layout::socket(&self.node));
+        let q = Request::GiveWay {
+            volume: self.volume.name.clone(),
+        };
+        let client = Client::connect(&self.env, &daemon, &self.config.cluster, time);
+        client.and_then(|mut c| c.ask_for(&q)).unwrap_or(false)
+    }
+
+    /// Whether a program has the copy, as far as its lock tells.
+    fn is_a_programs(&self) -> bool {
+        let lock = layout::meta_dir(&self.node, &self.volume.name).join("lock");
+        !matches!(self.env.locker(&lock), Ok(None | Some(Locker::Node)))
     }
 
     /// Begins an epoch: in the modes with a mirror together with it, over the returned session.
