@@ -13,7 +13,7 @@ use mojim_format::shown::shown;
 use mojim_replica::request::{Part, Request, Since};
 use serde_json::{Value, json};
 
-use crate::ask::{Asked, LONG, SHORT, STATUS, ask, demand, load, plain};
+use crate::ask::{Asked, LONG, ask, demand, load, plain};
 use crate::compare::{Found, compare, count};
 use crate::failure::{Done, Failure};
 use crate::output;
@@ -273,9 +273,17 @@ fn check_primary(
             at.who()
         )));
     }
-    let v = of_volume(&ask(config, primary, SHORT, &STATUS)?, volume);
+    let v = of_volume(&ask(config, primary, LONG, &status_of(volume))?, volume);
     let works = v["attached"] == true && v["attaching"] != true && v["failed"] != true;
     Ok(v["epoch"].as_u64().filter(|_| works).unwrap_or(0))
+}
+
+/// What a node knows of the volume itself: nobody waits for the voters.
+fn status_of(volume: &Volume) -> Request {
+    Request::Status {
+        volume: Some(volume.name.clone()),
+        register: false,
+    }
 }
 
 /// What a node's status says of the volume.
@@ -299,23 +307,50 @@ fn copy_anew(
     };
     // Its daemon may be trying to open the copy just now.
     demand(config, node, LONG, &q, wait)?;
+    let q = status_of(volume);
+    await_copy(&node.name, || {
+        ask(config, node, LONG, &q).map(|all| of_volume(&all, volume))
+    })
+}
+
+/// Waits until node `name` follows with a whole copy. `ask`: what it says of it.
+fn await_copy(name: &str, mut ask: impl FnMut() -> Result<Value, Failure>) -> Result<(), Failure> {
     let mut moved = Value::Null;
     let mut since = Instant::now();
     loop {
-        let v = of_volume(&ask(config, node, SHORT, &STATUS)?, volume);
+        // It may be late while it opens the copy, or be started again: the copy goes on.
+        let said = ask();
+        let v = said.as_ref().unwrap_or(&Value::Null);
         if v["state"] == "whole" && v["distrusted"] != true && v["link"]["up"] == true {
             return Ok(());
         }
-        if v["copy"]["moved"] != moved {
+        if v["copy"]["moved"] != moved && said.is_ok() {
             moved = v["copy"]["moved"].clone();
             since = Instant::now();
         }
         if since.elapsed() > PATIENCE {
+            said?;
             return Err(Failure::failed(format!(
-                "node {} waits for the primary to send a copy; what that daemon has to say about it is in its output",
-                node.name
+                "node {name} waits for the primary to send a copy; what that daemon has to say about it is in its output"
             )));
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node that was late with one answer, as while it opened its copy, ended the command with an error,
+    /// and the copy was made all the same.
+    #[test]
+    fn a_late_answer_ends_no_repair() {
+        let whole = json!({ "state": "whole", "link": { "up": true } });
+        let loading = json!({ "state": "loading", "copy": { "moved": 7 } });
+        let late = || Err(Failure::failed("node b does not answer"));
+        let mut said = [late(), Ok(loading), late(), Ok(whole)].into_iter();
+        await_copy("b", || said.next().expect("it is whole by then")).unwrap();
+        assert!(said.next().is_none());
     }
 }
