@@ -373,17 +373,40 @@ pub fn run(
         };
         drop(held);
         let wait = Wait::new(&post, config, file);
-        let (status, signalled) = guard(&program, wait, &events, beat, &say)?;
+        let over = guard(&program, wait, &events, beat, &say)?;
         let wait = Wait::new(&post, config, file);
-        let who = who_now(wait, signalled, &events, beat, &say);
-        match who {
-            Who::Another(other) if !signalled => say(format!(
-                "the program ended ({status}); node {other} is the primary now"
-            )),
-            _ if status.success() => return Ok(0),
-            _ => {
-                say_end(status, why, &say);
-                return Ok(code(status));
+        let who = who_now(wait, over.is_asked_for, &events, beat, &say);
+        if let Some(why) = over.waits_again(who) {
+            say(format!("the program ended ({}); {why}", over.status));
+            continue;
+        }
+        if !over.status.success() {
+            say_end(over.status, why, &say);
+        }
+        return Ok(code(over.status));
+    }
+}
+
+/// How a program ended.
+struct Over {
+    status: ExitStatus,
+    /// Somebody asked this process to end.
+    is_asked_for: bool,
+    /// The node for whose sake this process ended it.
+    gave_way_to: Option<String>,
+}
+
+impl Over {
+    /// Why the program waits for its next turn, if it does. `who` is primary now, if that is known.
+    fn waits_again(&self, who: Option<Who>) -> Option<String> {
+        match (self.is_asked_for, who?) {
+            (true, _) => None,
+            (false, Who::Another(other)) => Some(format!("node {other} is the primary now")),
+            (false, _) => {
+                let other = self.gave_way_to.as_ref()?;
+                Some(format!(
+                    "it gave way to node {other}, which is the primary no more"
+                ))
             }
         }
     }
@@ -431,19 +454,19 @@ fn prepare_until(
     }
 }
 
-/// Who is primary once the program has ended. A program whose node was replaced may end by itself,
-/// with an error of its sync points: that is no end of its work.
+/// Who is primary once the program has ended; None if that is given up. A program whose node was replaced
+/// may end by itself, with an error of its sync points: that is no end of its work.
 fn who_now(
     mut wait: Wait,
-    signalled: bool,
+    is_asked_for: bool,
     events: &Receiver<Event>,
     beat: Duration,
     say: &impl Fn(String),
-) -> Who {
+) -> Option<Who> {
     loop {
         let who = match wait.post.ask() {
-            who @ (Who::Unknown(_) | Who::Gone(_)) if !signalled => who,
-            who => return who,
+            who @ (Who::Unknown(_) | Who::Gone(_)) if !is_asked_for => who,
+            who => return Some(who),
         };
         wait.is_for(&who, say);
         if wait.is_hopeless(&who) {
@@ -451,10 +474,10 @@ fn who_now(
                 "whether another node is the primary now is not known: {}; given up",
                 wait.what
             ));
-            return Who::Me;
+            return None;
         }
         if let Ok(Event::Signal(_)) = events.recv_timeout(beat) {
-            return Who::Me;
+            return None;
         }
     }
 }
@@ -508,30 +531,35 @@ fn wait_until_primary(
     }
 }
 
-/// Waits for the program's end, and ends it when another node is the primary. Returns its
-/// status, and whether this process was asked to end it. Reports it while the daemon or
-/// the voters do not answer.
+/// Waits for the program's end, and ends it when another node is the primary. Reports it while the
+/// daemon or the voters do not answer.
 fn guard(
     program: &Program,
     mut wait: Wait,
     events: &Receiver<Event>,
     beat: Duration,
     say: &impl Fn(String),
-) -> Result<(ExitStatus, bool), Failure> {
-    let mut signalled = false;
-    let mut asked: Option<Instant> = None;
+) -> Result<Over, Failure> {
+    let mut is_asked_for = false;
+    let mut asked: Option<(Instant, String)> = None;
     loop {
         match events.recv_timeout(beat) {
-            Ok(Event::Ended(status)) => return Ok((status?, signalled)),
+            Ok(Event::Ended(status)) => {
+                return Ok(Over {
+                    status: status?,
+                    is_asked_for,
+                    gave_way_to: asked.map(|(_, other)| other),
+                });
+            }
             Ok(Event::Signal(came)) => {
-                signalled |= came.asks_for_the_end();
+                is_asked_for |= came.asks_for_the_end();
                 program.pass_on(came);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => unreachable!("this function's caller can send"),
         }
-        match asked {
-            Some(since) if since.elapsed() > GRACE => program.signal(Signal::KILL),
+        match &asked {
+            Some((since, _)) if since.elapsed() > GRACE => program.signal(Signal::KILL),
             Some(_) => {}
             None => match wait.post.ask() {
                 Who::Another(other) => {
@@ -539,7 +567,7 @@ fn guard(
                         "node {other} is the primary now; the program is ended"
                     ));
                     program.signal(Signal::TERM);
-                    asked = Some(Instant::now());
+                    asked = Some((Instant::now(), other));
                 }
                 who @ (Who::Unknown(_) | Who::Gone(_)) => wait.is_for(&who, say),
                 Who::Me | Who::Soon => {
@@ -550,5 +578,35 @@ fn guard(
                 }
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another node was primary for a moment, and the program was ended for its sake. By then this node was the
+    /// primary again: `mojim run` ended as well, and no node ran the program.
+    #[test]
+    fn a_program_that_gave_way_is_started_again() {
+        let over = |is_asked_for, gave_way_to: Option<&str>| Over {
+            status: ExitStatus::from_raw(libc::SIGTERM),
+            is_asked_for,
+            gave_way_to: gave_way_to.map(str::to_owned),
+        };
+        for who in [Who::Me, Who::Soon] {
+            let said = over(false, Some("b")).waits_again(Some(who));
+            assert!(said.is_some_and(|s| s.contains("gave way to node b")));
+        }
+        // It is still; also where the program ended by itself, as its sync points fail.
+        let another = || Some(Who::Another("b".into()));
+        for gave_way_to in [Some("b"), None] {
+            let said = over(false, gave_way_to).waits_again(another());
+            assert_eq!(said.as_deref(), Some("node b is the primary now"));
+        }
+        // Its work is done, somebody ends it, or nothing is known.
+        assert_eq!(over(false, None).waits_again(Some(Who::Me)), None);
+        assert_eq!(over(true, Some("b")).waits_again(another()), None);
+        assert_eq!(over(false, Some("b")).waits_again(None), None);
     }
 }
