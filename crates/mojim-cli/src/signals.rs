@@ -1,6 +1,9 @@
 //! The signals that ask a process to end, and a node to read its configuration
 //! again, taken by waiting for them rather than by handlers.
 //!
+//! SIGHUP is none of them where whoever started this process has it ignored, as `nohup` does: a signal that
+//! is waited for comes all the same.
+//!
 //! Invariant: they are blocked in the main thread before any other thread
 //! starts, so that only [`wait`] ever receives one. A child that is to be
 //! stopped by them is started with [`unblock`].
@@ -29,13 +32,24 @@ fn set() -> libc::sigset_t {
 
 fn set_of(signals: &[libc::c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
+    let is_heard = |s: libc::c_int| s != libc::SIGHUP || !is_ignored(s);
     // SAFETY: sigemptyset initialises the set; the numbers are valid signals.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for s in signals {
+        for s in signals.iter().filter(|s| is_heard(**s)) {
             libc::sigaddset(set.as_mut_ptr(), *s);
         }
         set.assume_init()
+    }
+}
+
+/// Whether a signal is ignored here. May be called between fork and exec.
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: asks for what is done at a valid signal; there is room for that, and it is filled in.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) == 0
+            && now.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 

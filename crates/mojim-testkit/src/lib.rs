@@ -10,6 +10,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
@@ -59,6 +60,7 @@ impl Process {
     pub fn start_with(args: &[&str], errors: &Path, prepare: impl FnOnce(&mut Command)) -> Process {
         let mut command = Command::new(mojim_path());
         command.args(args);
+        hear_signals(&mut command);
         prepare(&mut command);
         Process::of(command, errors)
     }
@@ -341,6 +343,29 @@ impl Default for Port {
     }
 }
 
+/// The command's process does by default what a signal asks for, whatever whoever started the tests has
+/// ignored: what nohup, or a shell that starts them in the background, has ignored stays ignored for all
+/// below, and no shell can catch it.
+pub fn hear_signals(command: &mut Command) {
+    let of_people = [
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGUSR1,
+        libc::SIGUSR2,
+    ];
+    let hear = move || {
+        for s in of_people {
+            // SAFETY: sets the default action of a valid signal.
+            unsafe { libc::signal(s, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: system calls only.
+    unsafe { command.pre_exec(hear) };
+}
+
 /// The program of the `mojim run` with this process id: its only child.
 pub fn program_of(id: u32) -> u32 {
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
@@ -356,6 +381,7 @@ fn signal(id: u32, name: &str) {
         "TERM" => Signal::TERM,
         "KILL" => Signal::KILL,
         "USR1" => Signal::USR1,
+        "HUP" => Signal::HUP,
         other => panic!("no test sends {other}"),
     };
     let id = Pid::from_raw(id as i32).expect("a process");

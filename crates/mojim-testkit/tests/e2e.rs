@@ -8,6 +8,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -145,6 +146,7 @@ fn from_new_nodes_to_a_promoted_mirror() {
 
     let mut a = c.node("a");
     let mut b = c.node("b");
+    await_well(&c);
     assert_eq!(c.mojim("status", &[]).status.code(), Some(0));
 
     let (mut program, found) = c.program("a", &["--entries", "50", "--linger"]);
@@ -195,6 +197,29 @@ fn from_new_nodes_to_a_promoted_mirror() {
 
     b.signal("TERM");
     assert_eq!(b.wait(), Some(0));
+}
+
+/// Whoever started a node by `nohup`, and closed the terminal, found it ended: it waits for SIGHUP, and what is
+/// waited for comes also where it is ignored.
+#[test]
+fn a_node_that_is_to_outlive_its_terminal_does() {
+    let c = Cluster::new(SYNC);
+    c.prepare(|_, command| {
+        // SAFETY: has a valid signal ignored, by a system call.
+        unsafe {
+            command.pre_exec(|| {
+                libc::signal(libc::SIGHUP, libc::SIG_IGN);
+                Ok(())
+            });
+        }
+    });
+    let mut a = c.node("a");
+    // Of two that wait, the one with the lower number comes first.
+    a.signal("HUP");
+    a.signal("TERM");
+    assert_eq!(a.wait(), Some(0));
+    let said = a.errors();
+    assert!(said.contains("signal 15, stopping"), "{said}");
 }
 
 #[test]
@@ -684,12 +709,14 @@ fn strangers_are_refused_and_the_node_keeps_serving() {
             // It ends the link, with or without a word.
             let _ = s.read_to_end(&mut Vec::new());
         }
-        // Silent ones, and many of them.
-        let silent: Vec<_> = (0..50)
-            .map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap())
-            .collect();
-        assert!(c.status()["volumes"][0]["nodes"][0]["reachable"] == true);
-        drop(silent);
+        // Silent ones, and many of them. (Each time others: a node ends them after a while.)
+        await_that("an answer beside silent peers", || {
+            let _silent: Vec<_> = (0..50)
+                .map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap())
+                .collect();
+            let nodes = c.status()["volumes"][0]["nodes"].take();
+            (nodes[0]["reachable"] == true && nodes[1]["reachable"] == true).then_some(())
+        });
     }
 
     // Another cluster's command, and another cluster's program.

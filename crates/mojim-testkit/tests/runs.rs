@@ -15,7 +15,7 @@ use rustix::fs::FlockOperation;
 use mojim_testkit::cluster::{Cluster, SYNC};
 use mojim_testkit::interface::compile;
 use mojim_testkit::{
-    Process, await_or, await_that, libraries, mojim_path, program_of, source, text,
+    Process, await_or, await_that, hear_signals, libraries, mojim_path, program_of, source, text,
 };
 
 /// Two nodes, and programs on them.
@@ -1072,6 +1072,7 @@ fn at_a_terminal(r: &Runs, command: &[&str]) -> (Child, fs::File, Lines<BufReade
         [keys, terminal].map(|fd| fs::File::from_raw_fd(fd))
     };
     let mut run = Command::new(mojim_path());
+    hear_signals(&mut run);
     run.args(r.args("a", &[&["--"], command].concat()));
     // Not to the terminal, which forgets what it has when its first process ends.
     run.stdin(terminal).stdout(Stdio::piped());
@@ -1183,6 +1184,7 @@ fn a_linked_program_that_the_mount_keeps_out_is_told_what_to_do() {
     let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(said.contains("mounted for other programs"), "{said}");
+    assert!(said.contains("commits what they stored ("), "{said}");
     // A mount that nobody uses is waited for.
     drop(shell.stdin.take());
     assert_eq!(shell.wait(), Some(0));
