@@ -40,8 +40,9 @@ use crate::interval::{Interval, interval};
 const SILENCE: Duration = Duration::from_secs(1);
 /// The pause between two looks at what another process has to do.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a mount is waited for whose process lives, and which is not there.
-const ELSEWHERE: Duration = Duration::from_secs(8);
+/// For how many looks, 8 s and more, a mount is waited for whose process lives, and which is not there, or
+/// which is to end. Not by the clock: the mount's process stands still when the machine does.
+const ELSEWHERE: u32 = 400;
 /// The pause between two looks whether the process is ready.
 const STEP: Duration = Duration::from_millis(2);
 /// In front of the name of a run of the mount, on its command line and in the lock's file.
@@ -157,7 +158,7 @@ impl RunsMount {
         trust::make(&self.dir).map_err(|e| Failure::from(e).at(&place(&self.dir)))?;
         let mut lock = self.lock()?;
         self.wait_for_lock(&lock, pause)?;
-        let began = Instant::now();
+        let mut looks = 0;
         let (mounted, serving) = loop {
             let serving = self.is_serving().map_err(of_at)?;
             let mounted = self.mounted().map_err(of_at)?;
@@ -165,7 +166,8 @@ impl RunsMount {
             if mounted.is_some() || !serving {
                 break (mounted, serving);
             }
-            if began.elapsed() > ELSEWHERE {
+            looks += 1;
+            if looks > ELSEWHERE {
                 return Err(Failure {
                     code: LATER,
                     text: format!(
@@ -234,16 +236,19 @@ impl RunsMount {
         trust::make(&self.dir).map_err(of_dir)?;
         let lock = self.lock()?;
         self.wait_for_lock(&lock, pause)?;
-        let (began, mut said) = (Instant::now(), false);
+        let (began, mut said, mut looks) = (Instant::now(), false, 0);
         while self.is_serving().map_err(of_dir)? {
             let text = || {
                 format!(
-                    "volume {} is mounted for other programs under `mojim run`, or that mount commits what                      they stored ({}): a program that uses Mojim's libraries can have the volume when that                      has ended, or run over the mount, too (--mount)",
+                    "volume {} is mounted for other programs under `mojim run`, or that mount commits what \
+                     they stored ({}): a program that uses Mojim's libraries can have the volume when that \
+                     has ended, or run over the mount, too (--mount)",
                     self.volume,
                     place(&self.log())
                 )
             };
-            if began.elapsed() > ELSEWHERE {
+            looks += 1;
+            if looks > ELSEWHERE {
                 return Err(Failure {
                     code: LATER,
                     text: text(),

@@ -29,8 +29,10 @@ use crate::signals;
 pub const CUT_OFF: u8 = 3;
 /// How often it is looked for what ends the mount.
 const TURN: Duration = Duration::from_millis(200);
-/// A look for users may take this part of the time.
+/// A look for users may take this part of the time, unless it takes long: whoever wants the volume when this
+/// mount has ended waits for the next look.
 const LOOKS: u32 = 100;
+const MOST_PAUSE: Duration = Duration::from_secs(2);
 /// How long the mount is waited for that nobody has any more.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often it is looked for programs of a dead mount, and the pause between two looks.
@@ -188,7 +190,7 @@ impl Users {
                 .map_err(|e| e.to_string()),
             Err(e) => Err(format!("looking for programs that use the volume: {e}")),
         };
-        self.next = began + began.elapsed() * LOOKS;
+        self.next = began + pause_after(began.elapsed());
         match left {
             Ok(lock) => lock.map(|l| (l, Instant::now())),
             Err(e) => {
@@ -224,6 +226,11 @@ impl Users {
             tracing::error!("leaving word of what could not be committed: {e}");
         }
     }
+}
+
+/// From the begin of a look that took so long until the next one.
+fn pause_after(took: Duration) -> Duration {
+    (took * LOOKS).min(took + MOST_PAUSE)
 }
 
 /// The lock that says that a process serves the mount at `at`; `None` if another one does.
@@ -396,6 +403,16 @@ fn escaped(path: &Path) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::namespace::below;
+
+    /// On a busy machine a look took a tenth of a second: nobody looked for ten more, while a program waited for
+    /// the end of a mount that nobody used, and gave up after eight.
+    #[test]
+    fn a_look_that_takes_long_is_followed_by_another_soon() {
+        let ms = Duration::from_millis;
+        for (took, pause) in [(1, 100), (20, 2000), (100, 2100), (5000, 7000)] {
+            assert_eq!(pause_after(ms(took)), ms(pause));
+        }
+    }
 
     #[test]
     fn places_of_a_file_system_are_found() {
