@@ -643,14 +643,25 @@ fn a_mirror_that_has_less_than_a_backup_knows_of_does_not_take_over() {
     );
     assert!(said.contains("node c knows that sync points"), "{said}");
     stays(&c, "b");
-    let all = text(&c.mojim("status", &[]).stdout);
-    assert!(all.contains("node b does not take the place"), "{all}");
-    let out = c.mojim("promote", &["--name", "b"]);
-    let said = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("promote --force --volume v --name c"),
-        "{said}"
+    // The voters, or the backup, may not answer in time once.
+    await_or(
+        "the word of it",
+        || text(&c.mojim("status", &[]).stdout),
+        || {
+            let all = text(&c.mojim("status", &[]).stdout);
+            all.contains("node b does not take the place").then_some(())
+        },
+    );
+    await_or(
+        "the refusal",
+        || c.logs(),
+        || {
+            let out = c.mojim("promote", &["--name", "b"]);
+            let said = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(1), "{said}");
+            said.contains("promote --force --volume v --name c")
+                .then_some(())
+        },
     );
     promotes(&c, &["--name", "c", "--force", "--yes"]);
     goes_on_at("c", &c, acknowledged);

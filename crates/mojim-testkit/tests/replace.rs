@@ -182,8 +182,11 @@ fn a_witness_that_lost_its_disk_votes_for_nobody_until_it_is_admitted_anew() {
         || c.status().to_string(),
         || says("mojim replace --same-name w"),
     );
-    let read = c.says("b")["register"].take();
-    assert!(read["error"].is_string(), "{read}");
+    await_or(
+        "a register that cannot be read",
+        || c.status().to_string(),
+        || c.says("b")["register"]["error"].is_string().then_some(()),
+    );
     let out = c.mojim("promote", &["--name", "b", "--force", "--yes"]);
     let why = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{why}");
@@ -206,7 +209,12 @@ fn a_witness_that_lost_its_disk_votes_for_nobody_until_it_is_admitted_anew() {
     await_view(&c, "a", "a", Some("b"));
     let out = c.mojim("replace", &["--same-name", "w"]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    assert!(says("same-name").is_none());
+    // It hears from the leader with its next heartbeat.
+    await_or(
+        "that w votes again",
+        || c.status().to_string(),
+        || says("same-name").is_none().then_some(()),
+    );
     // It counts: a is gone, and b goes on with what it has, which is everything.
     hold(&c, "a", "b", &q);
     a.kill();

@@ -235,16 +235,17 @@ fn a_read_beside_calls_that_find_no_room_does_not_wait() {
             });
         }
         let _over = Over(&over);
-        let still = await_that("calls that wait", || {
+        // What has begun goes on, on a busy machine for some time, until there is no more room: they
+        // are looked at again until all of them waited from before the look to its end.
+        let still = await_that("a look while calls wait", || {
             let before = done.load(SeqCst);
-            let asleep = threads.asleep(many);
-            std::thread::sleep(std::time::Duration::from_millis(200));
-            (asleep && done.load(SeqCst) == before && threads.asleep(many)).then_some(before)
+            if !threads.asleep(many) {
+                return None;
+            }
+            look_around(&m.at);
+            (done.load(SeqCst) == before && threads.asleep(many)).then_some(before)
         });
-        look_around(&m.at);
-        let then = done.load(SeqCst);
         continue_all(&[b.child.id()]);
-        assert_eq!(then, still);
         await_that("the others", || {
             (done.load(SeqCst) > still + 100).then_some(())
         });
@@ -316,7 +317,8 @@ fn an_fsync_waits_for_what_others_began() {
     let [f, g] = ["f", "g"].map(|n| open(&m.at.join(n)));
     let dir = File::open(&m.at).unwrap();
     for of in [&f, &g, &dir] {
-        of.sync_all().unwrap();
+        // The mirror may be late: it gets a fifth of a second.
+        await_that("a sync point", || of.sync_all().ok());
     }
     stop_all(&[b.child.id()]);
     for n in 0..5 {
@@ -329,6 +331,7 @@ fn an_fsync_waits_for_what_others_began() {
     }
     continue_all(&[b.child.id()]);
     await_that("the mirror's return", || g.sync_all().ok());
+    c.assert_equal();
     drop((f, g, dir));
     m.end();
     c.assert_equal();
