@@ -781,9 +781,10 @@ fn whoever_has_refused_is_no_part_of_a_beginning_while_it_is_silent() {
     // The answers of all voters but one that is down are enough.
     let mut meets = |patience| {
         let met = runtime.block_on(meet(&links, all.clone(), patience, &mut refusing));
+        // As a heartbeat's success does, between the answers and the decision.
+        links.counts_again();
         let may = may_write(&links, &met, &refusing, 3, true);
         let names: Vec<String> = met.into_keys().collect();
-        links.counts_again();
         (names.concat(), may)
     };
     for _ in 0..2 {
