@@ -64,7 +64,7 @@ const WHAT: &str = "FUSE request";
 pub(crate) struct Head {
     opcode: u32,
     pub(crate) unique: u64,
-    ino: u64,
+    pub(crate) ino: u64,
     uid: u32,
     gid: u32,
     pid: u32,
@@ -88,6 +88,16 @@ impl Head {
         };
         r.u32()?;
         Ok(head)
+    }
+
+    /// Whether it is what [`Device::ask`](crate::device::Device::ask) asked for.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.opcode == op::NOTIFY_REPLY
+    }
+
+    /// Whether it is of a file's bytes.
+    pub(crate) fn is_of_bytes(&self) -> bool {
+        [op::READ, op::WRITE, op::FSYNC].contains(&self.opcode)
     }
 
     pub(crate) fn is_init(&self) -> bool {

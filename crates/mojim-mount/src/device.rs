@@ -15,6 +15,8 @@ use crate::reply::Transport;
 
 /// The notice that something the kernel keeps of a file is so no longer.
 const INVAL_INODE: i32 = 2;
+/// The notice that bytes which the kernel keeps of a file are wanted.
+const RETRIEVE: i32 = 5;
 
 pub(crate) struct Device(pub(crate) OwnedFd);
 
@@ -76,6 +78,15 @@ impl Device {
         let mut w = Writer(&mut body);
         w.u64(ino).u64(offset as u64).u64(len as u64);
         self.write(0, INVAL_INODE, &body)
+    }
+
+    /// Has the kernel make a request in the name of the calling thread, that awaits no answer: with none of the
+    /// bytes of a file.
+    pub(crate) fn ask(&self, unique: u64, file: u64) -> Result<(), Errno> {
+        let mut body = Vec::new();
+        let mut w = Writer(&mut body);
+        w.u64(unique).u64(file).u64(0).u32(0).u32(0);
+        self.write(0, RETRIEVE, &body)
     }
 
     fn write(&self, unique: u64, error: i32, body: &[u8]) -> Result<(), Errno> {

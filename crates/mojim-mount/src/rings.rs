@@ -10,9 +10,9 @@
 //!   handed in. Only the thread of its queue looks at it, and hands in answers: the kernel gives the next
 //!   request in the thread that handed in the last answer, and a thread that has ended gets none.
 //! - Calls that are answered later keep their entries. A queue that has few left gets more, up to
-//!   [`TIMES`] as many as at first: so others can always be served. (They are added before the last one is
-//!   taken: requests that have come to a queue without a free entry are taken with the next answer of that
-//!   queue, not by an entry that is added.) One that may have no more has its further requests wait in the
+//!   [`TIMES`] as many as at first: so others can always be served. Requests that have come to a queue
+//!   without a free entry are taken with the next answer of that queue, not by an entry that is added: so
+//!   where its thread came too late, it asks for requests itself, and answers them ([`Drain`]). One that may have no more has its further requests wait in the
 //!   kernel, all of them, until a call is answered. No call fails for want of an entry.
 //! - Either all first entries of all queues are the kernel's before the first call is served, or there are no
 //!   rings: from the answer to FUSE_INIT on the kernel has every call wait until each queue has entries.
@@ -224,6 +224,52 @@ impl Room {
     }
 }
 
+/// What has come to a queue while it had no free entry, and is brought into those that were added: one by one,
+/// by the answer to a request that the queue's thread has asked for.
+#[derive(Debug, Default)]
+struct Drain {
+    /// There may be such requests.
+    wanted: bool,
+    /// One is asked for, and has not come.
+    asked: bool,
+    /// The entry by which one came last, and whether another request came by it then.
+    last: Option<usize>,
+    came: bool,
+    count: u64,
+    /// One that the kernel knows.
+    file: u64,
+}
+
+impl Drain {
+    /// Numbers of the kernel's own requests are below.
+    const FIRST: u64 = 1 << 62;
+
+    /// The number of the next request that is to be asked for, if one is.
+    fn next(&mut self) -> Option<u64> {
+        if !self.wanted || self.asked {
+            return None;
+        }
+        self.asked = true;
+        // The last bit says something else to the kernel.
+        self.count += 2;
+        Some(Drain::FIRST + self.count)
+    }
+
+    /// A request came by an entry.
+    fn comes(&mut self, entry: usize, is_asked_for: bool) {
+        if !is_asked_for {
+            self.came |= self.last == Some(entry);
+            return;
+        }
+        self.asked = false;
+        // The answer to the last one brought nothing: there is nothing.
+        let is_empty = self.last.is_some() && !self.came;
+        self.wanted &= !is_empty;
+        self.last = (!is_empty).then_some(entry);
+        self.came = false;
+    }
+}
+
 /// How a thread's life goes on.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
@@ -238,6 +284,7 @@ struct Ring {
     /// Each of [`Room::first`] entries.
     memory: Vec<Memory>,
     room: Room,
+    drain: Drain,
     queue: Arc<Queue>,
     by: Arc<dyn Transport>,
     number: u16,
@@ -271,6 +318,7 @@ impl Ring {
             ring: Rc::new(how.build(BATCH as u32)?),
             memory: vec![Memory::new(entries)?],
             room: Room::new(entries),
+            drain: Drain::default(),
             by: queue.clone(),
             queue,
             number,
@@ -327,7 +375,10 @@ impl Ring {
         self.commits.resize(added.end, 0);
         self.ours.resize(added.end, false);
         self.large.0.resize(added.end, false);
-        self.register(device, added)
+        self.register(device, added)?;
+        // All entries may have been taken before, though not all of them were looked at yet.
+        self.drain.wanted = true;
+        Ok(())
     }
 
     /// Gives the kernel new entries.
@@ -468,6 +519,12 @@ impl Ring {
                         continue;
                     }
                     self.give_back();
+                    if let Some(unique) = self.drain.next() {
+                        // What was answered is handed in before.
+                        self.submit()?;
+                        // Else what came to the queue waits until a call is answered.
+                        self.drain.wanted &= device.ask(unique, self.drain.file).is_ok();
+                    }
                     self.queue.sleeps.store(true, SeqCst);
                     // An answer that comes later wakes.
                     if !self.queue.has_answers() {
@@ -521,6 +578,10 @@ impl Ring {
         // SAFETY: the payload is ours, and is written to only by `hand_in`, on this thread, after this.
         let rest = unsafe { std::slice::from_raw_parts(payload, len) };
         let head = Head::read(&header.head).expect("it is shorter than its place");
+        self.drain.comes(entry, head.is_asked_for());
+        if head.is_of_bytes() {
+            self.drain.file = head.ino;
+        }
         let raw = Raw {
             head,
             argument: &header.argument[..head.argument()],
@@ -823,6 +884,25 @@ mod tests {
             assert!(left >= LEAST_ENTRIES / FEW || !may_more, "{room:?}");
         }
         assert_eq!(room.all, TIMES * LEAST_ENTRIES);
+    }
+
+    #[test]
+    fn requests_are_asked_for_until_an_answer_brings_none() {
+        let mut d = Drain::default();
+        assert_eq!(d.next(), None);
+        d.wanted = true;
+        let first = d.next().unwrap();
+        assert_eq!((first % 2, d.next()), (0, None));
+        d.comes(5, true);
+        // Its answer brings a call that waits, by the same entry; one of another entry says nothing.
+        d.comes(5, false);
+        d.comes(6, false);
+        assert!(d.next().is_some_and(|next| next > first));
+        d.comes(7, true);
+        d.comes(6, false);
+        assert!(d.next().is_some());
+        d.comes(7, true);
+        assert_eq!((d.next(), d.wanted), (None, false));
     }
 
     #[test]

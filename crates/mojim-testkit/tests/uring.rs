@@ -112,6 +112,73 @@ fn more_sync_points_of_one_processor_than_it_had_entries_wait_and_others_are_ser
     c.assert_equal();
 }
 
+/// What came to a queue while all its entries were kept stayed there until one of those calls was answered,
+/// though the queue got more entries. Where its thread came late, on a busy machine, a write waited so for a
+/// mirror that was silent.
+#[test]
+fn what_came_to_a_full_queue_is_served_beside_calls_that_wait() {
+    if !has_uring() {
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"60s\""));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let args = ["--commit-interval", "never", "--uring", "on"];
+    let m = Mount::new(&c, "a", &args);
+    const MANY: usize = 1200;
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let make = |n: usize| {
+        let f = File::create(m.at.join(n.to_string())).unwrap();
+        f.write_all_at(b"mine", 0).unwrap();
+        f
+    };
+    let files: Vec<File> = (0..MANY).map(make).collect();
+    stop_all(&[b.child.id(), m.process.child.id()]);
+    let threads = std::sync::Mutex::new(Vec::new());
+    let wait_for = |count: usize| {
+        await_that("calls that wait", || {
+            let all = threads.lock().unwrap();
+            (all.len() == count && all.iter().all(|t| sleeps(*t))).then_some(())
+        });
+    };
+    let begins = || {
+        stay();
+        let me = gettid().as_raw_nonzero().get();
+        threads.lock().unwrap().push(me);
+    };
+    let ended = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        let (stopped, late) = (Stopped(b.child.id()), Stopped(m.process.child.id()));
+        for f in &files {
+            let (ended, begins) = (&ended, &begins);
+            let work = move || {
+                begins();
+                f.sync_all().unwrap();
+                ended.fetch_add(1, SeqCst);
+            };
+            let thread = std::thread::Builder::new().stack_size(64 << 10);
+            thread.spawn_scoped(s, work).unwrap();
+        }
+        wait_for(MANY);
+        let look = s.spawn(|| {
+            begins();
+            fs::metadata(m.at.join("nobody")).is_err()
+        });
+        wait_for(MANY + 1);
+        drop(late);
+        assert!(look.join().unwrap());
+        assert_eq!(ended.load(SeqCst), 0, "the mirror stood still");
+        drop(stopped);
+    });
+    assert_eq!(ended.into_inner(), MANY as u64);
+    drop(files);
+    m.end();
+    c.assert_equal();
+}
+
 /// Reads that the disk keeps waiting are made by other threads than those that serve. Bytes come from the
 /// kernel's memory, from the disk, and from what is not applied, side by side.
 #[test]
