@@ -472,10 +472,16 @@ impl Cluster<'_> {
             let env: Arc<dyn Env> = Arc::new(Os::new()?);
             // An order, which a node without keys takes over its Unix socket.
             let to = Address::Unix(layout::socket(self.config.node(NODES[node])?));
-            let mut client = Client::connect(&env, &to, &self.config.cluster, ANSWER)?;
             let volume = "v".to_owned();
-            client.ask(&Request::Promote { volume, force })?;
-            Ok(())
+            let promote = Request::Promote { volume, force };
+            // On a busy machine the node goes on, and says how far it is: it is asked until it is over, as
+            // the command does. (An attach came too early, and was told of the earlier primary.)
+            loop {
+                let mut client = Client::connect(&env, &to, &self.config.cluster, ANSWER)?;
+                if client.ask(&promote)?["promoting"] != true {
+                    return Ok(());
+                }
+            }
         };
         asked().map_err(|e| e.to_string())
     }
