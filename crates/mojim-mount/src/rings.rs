@@ -230,8 +230,8 @@ impl Room {
 struct Drain {
     /// There may be such requests.
     wanted: bool,
-    /// One is asked for, and has not come.
-    asked: bool,
+    /// The number of the one that is asked for, and has not come.
+    asked: Option<u64>,
     /// The entry by which one came last, and whether another request came by it then.
     last: Option<usize>,
     came: bool,
@@ -244,24 +244,35 @@ impl Drain {
     /// Numbers of the kernel's own requests are below.
     const FIRST: u64 = 1 << 62;
 
-    /// The number of the next request that is to be asked for, if one is.
-    fn next(&mut self) -> Option<u64> {
-        if !self.wanted || self.asked {
+    /// The number of the next request that is to be asked for by the queue of this number, if one is. No
+    /// two queues have the same numbers.
+    fn next(&mut self, queue: u16) -> Option<u64> {
+        if !self.wanted || self.asked.is_some() {
             return None;
         }
-        self.asked = true;
         // The last bit says something else to the kernel.
         self.count += 2;
-        Some(Drain::FIRST + self.count)
+        self.asked = Some(Drain::FIRST + (u64::from(queue) << 40) + self.count);
+        self.asked
     }
 
-    /// A request came by an entry.
-    fn comes(&mut self, entry: usize, is_asked_for: bool) {
-        if !is_asked_for {
+    /// The kernel made no such request: what came to the queue waits until a call is answered. When more
+    /// entries are added it is tried again.
+    fn fails(&mut self) {
+        (self.asked, self.wanted) = (None, false);
+    }
+
+    /// A request came by an entry. `asked`: its number, if a queue's thread asked for it.
+    fn comes(&mut self, entry: usize, asked: Option<u64>) {
+        if asked.is_none() {
             self.came |= self.last == Some(entry);
             return;
         }
-        self.asked = false;
+        // Another queue's, whose thread is not on its processor.
+        if asked != self.asked {
+            return;
+        }
+        self.asked = None;
         // The answer to the last one brought nothing: there is nothing.
         let is_empty = self.last.is_some() && !self.came;
         self.wanted &= !is_empty;
@@ -519,11 +530,12 @@ impl Ring {
                         continue;
                     }
                     self.give_back();
-                    if let Some(unique) = self.drain.next() {
+                    if let Some(unique) = self.drain.next(self.number) {
                         // What was answered is handed in before.
                         self.submit()?;
-                        // Else what came to the queue waits until a call is answered.
-                        self.drain.wanted &= device.ask(unique, self.drain.file).is_ok();
+                        if device.ask(unique, self.drain.file).is_err() {
+                            self.drain.fails();
+                        }
                     }
                     self.queue.sleeps.store(true, SeqCst);
                     // An answer that comes later wakes.
@@ -578,7 +590,8 @@ impl Ring {
         // SAFETY: the payload is ours, and is written to only by `hand_in`, on this thread, after this.
         let rest = unsafe { std::slice::from_raw_parts(payload, len) };
         let head = Head::read(&header.head).expect("it is shorter than its place");
-        self.drain.comes(entry, head.is_asked_for());
+        let asked = head.is_asked_for().then_some(head.unique);
+        self.drain.comes(entry, asked);
         if head.is_of_bytes() {
             self.drain.file = head.ino;
         }
@@ -889,20 +902,39 @@ mod tests {
     #[test]
     fn requests_are_asked_for_until_an_answer_brings_none() {
         let mut d = Drain::default();
-        assert_eq!(d.next(), None);
+        assert_eq!(d.next(3), None);
         d.wanted = true;
-        let first = d.next().unwrap();
-        assert_eq!((first % 2, d.next()), (0, None));
-        d.comes(5, true);
+        let first = d.next(3);
+        assert_eq!((first.unwrap() % 2, d.next(3)), (0, None));
+        d.comes(5, first);
         // Its answer brings a call that waits, by the same entry; one of another entry says nothing.
-        d.comes(5, false);
-        d.comes(6, false);
-        assert!(d.next().is_some_and(|next| next > first));
-        d.comes(7, true);
-        d.comes(6, false);
-        assert!(d.next().is_some());
-        d.comes(7, true);
-        assert_eq!((d.next(), d.wanted), (None, false));
+        d.comes(5, None);
+        d.comes(6, None);
+        let second = d.next(3);
+        assert!(second > first);
+        // Another queue's.
+        d.comes(7, Some(Drain::FIRST + 2));
+        assert_eq!(d.next(3), None);
+        d.comes(7, second);
+        d.comes(6, None);
+        let third = d.next(3);
+        assert!(third > second);
+        d.comes(7, third);
+        assert_eq!((d.next(3), d.wanted), (None, false));
+    }
+
+    /// One request that the kernel did not make ended the search of its queue for ever.
+    #[test]
+    fn after_a_request_that_was_not_made_another_is_asked_for() {
+        let mut d = Drain {
+            wanted: true,
+            ..Drain::default()
+        };
+        let first = d.next(0);
+        d.fails();
+        assert_eq!(d.next(0), None);
+        d.wanted = true;
+        assert!(d.next(0) > first);
     }
 
     #[test]
