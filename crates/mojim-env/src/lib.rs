@@ -4,6 +4,7 @@
 //! implement, the engine's errors, frames over a connection, locks and sleeps that a
 //! simulator can control, descriptors, and a thread's signals.
 
+pub mod alone;
 pub mod descriptors;
 mod env;
 mod error;

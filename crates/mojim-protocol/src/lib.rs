@@ -19,5 +19,5 @@ pub use pairing::{
     Acknowledged, FAR, Holding, Known, LAST_EPOCH, LEAP, Lacks, Loss, Plan, WORD, has_lost,
     is_near, is_rival, loss, may_outbid, may_promise, reconcile,
 };
-pub use prefix::Prefix;
+pub use prefix::{Marks, Prefix};
 pub use rule::{AckRule, Patience, Verdict};

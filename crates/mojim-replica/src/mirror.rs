@@ -31,7 +31,7 @@ use mojim_format::message::{
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;
 use mojim_protocol::{
-    Acknowledged, Arrival, History, Holding, LAST_EPOCH, LEAP, LaneIn, Prefix, may_promise,
+    Acknowledged, Arrival, History, Holding, LAST_EPOCH, LEAP, LaneIn, Marks, Prefix, may_promise,
 };
 
 use crate::backup_progress::{BackupProgress, Source, Term};

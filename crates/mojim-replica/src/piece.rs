@@ -6,6 +6,9 @@ use mojim_env::File;
 use mojim_format::record::MAX_OPS;
 use mojim_format::{OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter};
 
+/// The number that no file has.
+const NO_FILE: u32 = 0;
+
 /// One operation of a sync point, as the caller has it.
 #[derive(Debug, Clone, Copy)]
 pub enum Piece<'a> {
@@ -230,6 +233,30 @@ pub fn encode(
         p.copy_to(w.payload_mut(p.len()));
     }
     w.finish(volume, lsn, epoch, part, end, committed)
+}
+
+/// Encodes a record as long as `buf` that changes nothing: empty, or with bytes for a file that
+/// there is not.
+pub(crate) fn encode_nothing(
+    buf: &mut [u8],
+    volume: u64,
+    lsn: u64,
+    epoch: u64,
+    (part, end): (u32, bool),
+    committed: u64,
+) {
+    let len = buf.len() - RECORD_OVERHEAD;
+    let mut w = RecordWriter::new(buf, usize::from(len > 0));
+    if len > 0 {
+        w.op(Op {
+            file: NO_FILE,
+            kind: OpKind::Write,
+            offset: 0,
+            len: (len - OP_LEN) as u32,
+        });
+        w.payload_mut(len - OP_LEN).fill(0);
+    }
+    w.finish(volume, lsn, epoch, part, end, committed);
 }
 
 /// Cuts the pieces of one sync point into parts whose records have at most

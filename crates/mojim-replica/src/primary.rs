@@ -9,15 +9,16 @@
 //!
 //! Invariants:
 //! - 2 of `docs/invariants.md`: `committed` moves only as the mode's rule allows.
-//! - The LSN is taken under the lane's append lock, before the first byte is
-//!   copied, so LSNs ascend within a lane; every LSN that is taken is
-//!   published.
+//! - The LSN is taken together with the room for its record, before the first byte is
+//!   copied, so LSNs ascend within a lane. The record is made without a lock; every LSN
+//!   that is taken gets one.
 //! - Steady state allocates nothing and calls the system only to send,
 //!   receive and write the log.
 //!
-//! Lock order: append; tx; rx; persist. None is held while another lane's is
+//! Lock order: room; tx; rx; persist. None is held while another lane's is
 //! taken, except by the session, which takes tx and rx of one lane at a time,
-//! and by `raise`, which takes every lane's append in their order.
+//! and by `raise`, which takes every lane's room in their order. What is waited for with
+//! `room` are records that are being made, for which no lock is needed.
 
 mod append;
 mod committed;
@@ -41,7 +42,7 @@ use std::time::Duration;
 
 use mojim_format::record::MAX_OPS;
 use mojim_format::{Level, OP_LEN, RECORD_OVERHEAD, RecordWriter, State, View};
-use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
+use mojim_protocol::{AckRule, Marks, Patience, Prefix, Verdict};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::courtesy::Courtesy;
@@ -51,11 +52,13 @@ use crate::piece::Piece;
 use crate::spill_out::SpillFile;
 use crate::spinner::Spinner;
 use mojim_config::WriteBack;
+use mojim_env::alone::Alone;
 use mojim_env::event::Event;
 use mojim_env::threads::thread_number;
 use mojim_env::turns::Mutex;
 use mojim_env::{Error, Longest, Result, Space};
 use mojim_store::log::{Live, Log};
+use mojim_store::reservations::{Reservations, Taken};
 use mojim_store::store::Store;
 use other_end::OtherEnd;
 use risk::AtRisk;
@@ -107,21 +110,23 @@ pub struct RoomWait {
 
 /// One lane's shared ends.
 pub struct OutLane {
-    append: Mutex<()>,
+    /// Who has taken room in the log. The first lane's number beside it is the next LSN: with
+    /// one lane, whoever appends writes one cache line for others.
+    room: Reservations,
     /// The sending end, while there is a link.
-    pub tx: Mutex<Option<Tx>>,
+    pub tx: Alone<Mutex<Option<Tx>>>,
     /// The receiving end.
-    pub rx: Mutex<RxSlot>,
+    pub rx: Alone<Mutex<RxSlot>>,
     /// Position up to which the mirror has acknowledged, over the present link or, without
     /// one, over the last. It is read without `rx`, which a thread may hold while it waits.
-    pub(crate) acked_at: AtomicU64,
+    pub(crate) acked_at: Alone<AtomicU64>,
     /// When the mirror last said that this lane waits for a backup, in
     /// nanoseconds; 0: it has taken something since.
     waits: AtomicU64,
     /// Position up to which `persisted` counts this lane's records.
-    persist: Mutex<u64>,
+    persist: Alone<Mutex<u64>>,
     /// Threads that look again and again whether another one has done their work.
-    looking: AtomicU32,
+    looking: Alone<AtomicU32>,
     /// Threads that sleep until another one has done it.
     sleeping: AtomicU32,
     /// Turns of work while other threads waited.
@@ -179,7 +184,6 @@ pub struct Primary {
     epoch: AtomicU64,
     pub(crate) other_end: OtherEnd,
     rule: Rule,
-    next: AtomicU64,
     split: Split,
     /// LSNs that the mirror has in its log.
     pub acked: Prefix,
@@ -188,7 +192,7 @@ pub struct Primary {
     /// The lanes, by their numbers.
     pub lanes: Box<[OutLane]>,
     /// Something moved: for threads that wait for anything but their sync points.
-    pub done: Event,
+    pub done: Alone<Event>,
     /// Threads that wait for their sync points.
     waiters: Waiters,
     courtesy: Courtesy,
@@ -286,34 +290,33 @@ impl Primary {
             .logs()
             .iter()
             .map(|log| OutLane {
-                append: Mutex::new(()),
-                tx: Mutex::new(None),
-                rx: Mutex::new(RxSlot {
+                room: Reservations::new(log.head()),
+                tx: Alone(Mutex::new(None)),
+                rx: Alone(Mutex::new(RxSlot {
                     rx: None,
                     acked: 0,
                     held: false,
                     spinner: Spinner::new(spec.spin),
-                }),
-                acked_at: AtomicU64::new(0),
+                })),
+                acked_at: Alone(AtomicU64::new(0)),
                 waits: AtomicU64::new(0),
-                persist: Mutex::new(log.head()),
-                looking: AtomicU32::new(0),
+                persist: Alone(Mutex::new(log.head())),
+                looking: Alone(AtomicU32::new(0)),
                 sleeping: AtomicU32::new(0),
                 turns: AtomicU32::new(0),
                 was_persisted: AtomicU64::new(0),
             })
             .collect();
-        Primary {
+        let primary = Primary {
             volume: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             other_end: OtherEnd::default(),
             rule: Rule::new(spec.rule),
-            next: AtomicU64::new(tail + 1),
             split: Split::default(),
             acked: Prefix::new(WINDOW, tail),
             persisted: Prefix::new(WINDOW, tail),
             lanes,
-            done: Event::default(),
+            done: Alone::default(),
             waiters: Waiters::default(),
             courtesy: Courtesy::default(),
             link_work: Event::default(),
@@ -329,7 +332,15 @@ impl Primary {
             backups: BackupProgress::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
-        }
+        };
+        primary.next().store(tail + 1, Release);
+        primary
+    }
+
+    /// The next LSN. Whoever takes some has a lane's room locked.
+    #[inline]
+    fn next(&self) -> &AtomicU64 {
+        self.lanes[0].room.numbers()
     }
 
     /// Takes what the store now holds as this primary's past and begins
@@ -342,12 +353,13 @@ impl Primary {
         self.volume
             .store(self.store.superblock().volume_id, Release);
         self.epoch.store(epoch, Release);
-        self.next.store(tail + 1, Release);
+        self.next().store(tail + 1, Release);
         self.split.begin(self.store.logs());
         self.rule.begin();
         self.acked.reset(0);
         self.persisted.reset(tail);
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
+            lane.room.restart(log.head());
             *lane.persist.lock().expect("not poisoned") = log.head();
         }
         let live = &self.store.logs()[0];
@@ -392,16 +404,17 @@ impl Primary {
     /// Begins a greater epoch while sync points go on: the next LSN is its first. The
     /// register has agreed to it, and no link is up.
     pub(crate) fn raise(&self, epoch: u64) -> Result<()> {
-        let _held: Vec<_> = self
-            .lanes
-            .iter()
-            .map(|l| l.append.lock().unwrap_or_else(|e| e.into_inner()))
-            .collect();
+        let held: Vec<_> = self.lanes.iter().map(|l| l.room.lock()).collect();
+        // Every LSN below has its record, in the epoch in which it was taken.
+        for ((lane, tail), log) in self.lanes.iter().zip(&held).zip(self.store.logs()) {
+            lane.room.settle_to(log, tail.end());
+        }
         let mut view = self.store.superblock().view;
         view.epoch = epoch;
         self.store
-            .begin_epoch(epoch, self.next.load(SeqCst), view)?;
+            .begin_epoch(epoch, self.next().load(SeqCst), view)?;
         self.epoch.store(epoch, Release);
+        drop(held);
         let live = &self.store.logs()[0];
         live.live(Live::Epoch).store(epoch, Relaxed);
         Ok(())
@@ -412,9 +425,9 @@ impl Primary {
         self.epoch.load(Acquire)
     }
 
-    /// The last LSN given out.
+    /// The last LSN given out. Its record may still be made.
     pub fn last(&self) -> u64 {
-        self.next.load(SeqCst) - 1
+        self.next().load(SeqCst) - 1
     }
 
     /// Whether attaching is complete: sync points are taken.
@@ -581,11 +594,13 @@ impl Primary {
         self.checkpoint_work.notify();
     }
 
-    /// The last LSN, after every thread that took one before has appended: a thread that
-    /// appends after this has seen what the caller wrote before.
+    /// The last LSN, after every thread that took one before has made its record: a thread that
+    /// takes one after this has seen what the caller wrote before.
     pub fn settled_last(&self) -> u64 {
-        for lane in &self.lanes {
-            drop(lane.append.lock().unwrap_or_else(|e| e.into_inner()));
+        if !self.store.mutations.settle_early.is_on() {
+            for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
+                lane.room.settle(log);
+            }
         }
         self.last()
     }

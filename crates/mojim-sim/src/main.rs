@@ -228,6 +228,7 @@ fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> 
         sum.failed += o.failed;
         sum.shared += o.shared;
         sum.crashes += o.crashes;
+        sum.deaths += o.deaths;
         if let Some(f) = o.failure {
             *failed += 1;
             eprintln!("seed {s} FAILED: {f}");
@@ -237,8 +238,8 @@ fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> 
     on_threads(jobs, work);
     let (ran, sum, failed) = total.into_inner().expect("no thread panics");
     println!(
-        "seeds {ran}, in shared memory {}, crashes {}",
-        sum.shared, sum.crashes
+        "seeds {ran}, in shared memory {}, crashes {}, threads that ended in a record {}",
+        sum.shared, sum.crashes, sum.deaths
     );
     println!(
         "turns {}, sync points {}, acknowledged {}, calls that failed after a fault {}",

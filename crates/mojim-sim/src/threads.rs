@@ -10,9 +10,11 @@
 //!   another file.
 //! - A word to which several threads stored has the value of the greatest LSN among the
 //!   sync points that are there.
-//! - Without a fault no call fails, and all calls end.
+//! - Without a fault no call fails, and all calls end, also if a thread of the program comes to
+//!   its end while it makes a record.
+//! - What was appended before others' records were waited for is in the logs after that.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -20,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
-use mojim_env::{Address, Env, Locker};
+use mojim_env::{Address, Env, File, Locker};
 use mojim_format::FrameKind;
 use mojim_format::message::{Hello, Lane, Message};
 use mojim_protocol::AckRule;
@@ -29,7 +31,7 @@ use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
 use mojim_replica::mirror::{Mirror, refuse};
 use mojim_replica::pace::Pace;
-use mojim_replica::piece::Piece;
+use mojim_replica::piece::{OtherFile, Piece};
 use mojim_replica::primary::{Primary, PrimarySpec};
 use mojim_replica::session::Session;
 use mojim_store::log::{Log, LogSpec};
@@ -61,16 +63,28 @@ pub enum Broken {
     WakeEarly,
     /// A group of sync points counts as persistent, although its last write failed.
     CountFailed,
+    /// What was appended is sent, although a record before it is not made yet.
+    SendHole,
+    /// The record of a thread that comes to its end is never made.
+    KeepHole,
+    /// Of a sync point whose thread comes to its end a part stays.
+    TearGroup,
+    /// Records that others are making are not waited for.
+    SettleEarly,
 }
 
 impl Broken {
     /// All defects, with their names.
-    pub const ALL: [(Broken, &'static str); 5] = [
+    pub const ALL: [(Broken, &'static str); 9] = [
         (Broken::LateWrite, "late_write"),
         (Broken::AckEarly, "ack_early"),
         (Broken::AckGap, "ack_gap"),
         (Broken::WakeEarly, "wake_early"),
         (Broken::CountFailed, "count_failed"),
+        (Broken::SendHole, "send_hole"),
+        (Broken::KeepHole, "keep_hole"),
+        (Broken::TearGroup, "tear_group"),
+        (Broken::SettleEarly, "settle_early"),
     ];
 }
 
@@ -91,6 +105,8 @@ pub struct Outcome {
     pub shared: u64,
     /// Whether a node crashed while the threads ran.
     pub crashes: u64,
+    /// Threads that came to their end while they made a record.
+    pub deaths: u64,
 }
 
 struct Setup {
@@ -103,6 +119,8 @@ struct Setup {
     cuts: bool,
     faults: Faults,
     crash: Option<(u64, &'static str, CrashKind)>,
+    /// A thread that comes to its end while it makes its record of this number.
+    death: Option<(usize, u64)>,
     spin: Duration,
 }
 
@@ -125,10 +143,14 @@ impl Setup {
         // With links, threads take many turns to look at them.
         let most = if rule.mirror { 12_000 } else { 500 };
         let crash = (rng.below(4) != 0).then(|| (rng.between(20, most), node, kind));
+        let threads = rng.between(2, 5) as usize;
+        let death =
+            (rng.below(3) == 0).then(|| (rng.below(threads as u64) as usize, rng.between(1, 10)));
         Setup {
             rule,
             lanes: rng.between(1, 3) as usize,
-            threads: rng.between(2, 5) as usize,
+            threads,
+            death,
             log: rng.between(4, 8) * (16 << 10),
             shared: rule.mirror && rng.below(3) == 0,
             cuts: rule.mirror && rng.below(3) == 0,
@@ -158,6 +180,9 @@ struct Program {
     acks: AtomicU64,
     failed: AtomicU64,
     errors: Mutex<Vec<String>>,
+    /// What was not in the logs and had to be.
+    missed: Mutex<Option<String>>,
+    deaths: AtomicU64,
     /// Threads that have not ended.
     left: AtomicU64,
     /// The threads beside the program's may end.
@@ -266,6 +291,11 @@ fn work(
             piece(PARTS, at + 8, &word),
         ];
         told.begun.store(n, SeqCst);
+        if setup.death == Some((t, n)) {
+            die(p, &pieces);
+            program.deaths.fetch_add(1, SeqCst);
+            return;
+        }
         let result = p.begin_commit(&pieces).and_then(|begun| {
             let mut lsns = program.lsns.lock().expect("no panic");
             lsns.insert(begun.lsn, (t, n));
@@ -297,6 +327,95 @@ fn work(
             sleep(&|| false, MS * rng.below(4) as u32);
         }
     }
+}
+
+/// A file that nothing is read from.
+struct Unread;
+
+impl File for Unread {
+    fn read_at(&self, _: &mut [u8], _: u64) -> std::io::Result<usize> {
+        unreachable!("what is small is not read from files")
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> std::io::Result<()> {
+        unreachable!("as above")
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        unreachable!("as above")
+    }
+
+    fn set_len(&self, _: u64) -> std::io::Result<()> {
+        unreachable!("as above")
+    }
+
+    fn len(&self) -> std::io::Result<u64> {
+        unreachable!("as above")
+    }
+
+    fn allocate(&self, _: u64) -> std::io::Result<()> {
+        unreachable!("as above")
+    }
+
+    fn next_data(&self, _: u64) -> std::io::Result<Option<std::ops::Range<u64>>> {
+        unreachable!("as above")
+    }
+}
+
+/// Begins a sync point of these pieces, too large for one record in a small log, and panics
+/// before the last of them is there: bytes of a file are read for spill files only.
+fn die(p: &Primary, pieces: &[Piece<'_>]) {
+    let (mut pieces, many) = (pieces.to_vec(), vec![0xdd; PART as usize - 16]);
+    let Some(&Piece::Write { file, offset, .. }) = pieces.last() else {
+        unreachable!("a sync point ends with a word");
+    };
+    if let Piece::Write { ptr, len, .. } = &mut pieces[1] {
+        (*ptr, *len) = (many.as_ptr(), many.len());
+    }
+    *pieces.last_mut().expect("as above") = Piece::Copy {
+        file,
+        offset,
+        len: 8,
+        from: OtherFile(&Unread),
+    };
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| p.begin_commit(&pieces)));
+    // An error: it came too late to take any room.
+    assert!(!matches!(died, Ok(Ok(_))), "its record was made");
+}
+
+/// The thread that waits for others' records now and then, as a rollback does.
+fn settles(scheduler: &Arc<Scheduler>, p: &Arc<Primary>, program: &Arc<Program>, seed: u64) {
+    let (p, program) = (p.clone(), program.clone());
+    scheduler.thread("settles", move || {
+        let mut rng = Rng::new(seed);
+        while !program.is_over() {
+            if p.is_ready() {
+                let last = p.last();
+                p.settled_last();
+                let missed = missing(&p.store, last).filter(|_| !program.scheduler.is_over());
+                if let Some(lsn) = missed {
+                    let why = format!("5: LSN {lsn} of {last} was waited for and is in no log");
+                    program.missed.lock().expect("no panic").get_or_insert(why);
+                    return;
+                }
+            }
+            sleep(&|| false, MS * rng.below(3) as u32 / 4);
+        }
+    });
+}
+
+/// The first LSN up to `last` that is neither applied nor in a log.
+fn missing(store: &Store, last: u64) -> Option<u64> {
+    let applied = store.applied();
+    let mut there = BTreeSet::new();
+    for log in store.logs() {
+        let mut at = log.start();
+        while let Some((r, _, next)) = log.record(at) {
+            there.insert(r.header.lsn);
+            at = next;
+        }
+    }
+    (applied + 1..=last).find(|lsn| !there.contains(lsn))
 }
 
 /// The mirror's threads: the links, one for each lane, and one that applies.
@@ -384,6 +503,8 @@ pub fn run(seed: u64, broken: Option<Broken>) -> Outcome {
         acks: AtomicU64::new(0),
         failed: AtomicU64::new(0),
         errors: Mutex::default(),
+        missed: Mutex::default(),
+        deaths: AtomicU64::new(0),
         left: AtomicU64::new(setup.threads as u64),
         over: AtomicBool::new(false),
         scheduler: scheduler.clone(),
@@ -403,6 +524,7 @@ pub fn run(seed: u64, broken: Option<Broken>) -> Outcome {
     outcome.begun = program.told.iter().map(|t| t.begun.load(SeqCst)).sum();
     outcome.acks = program.acks.load(SeqCst);
     outcome.failed = program.failed.load(SeqCst);
+    outcome.deaths = program.deaths.load(SeqCst);
     outcome.failure = judge(&world, &setup, &program, &mut rng).err();
     outcome
 }
@@ -428,6 +550,12 @@ fn play(
     switches
         .count_failed
         .set(broken == Some(Broken::CountFailed));
+    switches.send_hole.set(broken == Some(Broken::SendHole));
+    switches.keep_hole.set(broken == Some(Broken::KeepHole));
+    switches.tear_group.set(broken == Some(Broken::TearGroup));
+    switches
+        .settle_early
+        .set(broken == Some(Broken::SettleEarly));
     let p = primary(store, setup);
     if setup.rule.mirror {
         let env: Arc<dyn Env> = TurnEnv::new(world.env("b"), scheduler.clone(), late);
@@ -441,6 +569,10 @@ fn play(
     }
     checkpoint(scheduler, &p, program, rng.next_u64());
     begin(world, scheduler, &p, setup, program, rng);
+    // A record that is never made would be waited for without end.
+    if broken != Some(Broken::KeepHole) {
+        settles(scheduler, &p, program, rng.next_u64());
+    }
     if setup.cuts {
         let (world, program, seed) = (world.clone(), program.clone(), rng.next_u64());
         scheduler.thread("cuts", move || {
@@ -577,6 +709,9 @@ fn make_files(p: &Primary, program: &Program, threads: usize) -> bool {
 
 /// Checks each copy on which the rule relies, as it is after a crash.
 fn judge(world: &World, setup: &Setup, program: &Program, rng: &mut Rng) -> Result<(), String> {
+    if let Some(why) = &*program.missed.lock().expect("no panic") {
+        return Err(why.clone());
+    }
     let errors = program.errors.lock().expect("no panic");
     if !setup.has_faults() && !errors.is_empty() {
         return Err(format!("live: without a fault: {}", errors.join("; ")));

@@ -5,17 +5,18 @@ use mojim_sim::threads::{Broken, catch, run};
 
 #[test]
 fn what_a_call_acknowledged_is_there_whoever_ran_when() {
-    let (mut acks, mut crashes, mut shared) = (0, 0, 0);
+    let (mut acks, mut crashes, mut shared, mut deaths) = (0, 0, 0, 0);
     for seed in 1..=100 {
         let o = run(seed, None);
         assert_eq!(o.failure, None, "mojim-sim --threads --seed {seed}");
         acks += o.acks;
         crashes += o.crashes;
         shared += o.shared;
+        deaths += o.deaths;
     }
     assert!(
-        acks > 4000 && crashes > 30 && shared > 5,
-        "{acks} {crashes} {shared}"
+        acks > 4000 && crashes > 30 && shared > 5 && deaths > 5,
+        "{acks} {crashes} {shared} {deaths}"
     );
 }
 

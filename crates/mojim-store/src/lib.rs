@@ -5,6 +5,7 @@ pub mod area;
 pub mod log;
 pub mod notes;
 pub mod progress;
+pub mod reservations;
 pub mod room;
 pub mod stage;
 pub mod store;

@@ -1,7 +1,8 @@
 //! The log: a ring of records in memory, and where it is made persistent.
 //!
 //! Owns the ring's bytes and three positions in it, `start <= persisted <=
-//! head` (except that `persisted` stays behind if nothing calls `persist`).
+//! head` (except that `persisted` stays behind if nothing calls `persist`). What
+//! several threads append behind `head` is counted in `reservations.rs`.
 //! Positions never wrap; a byte lies at `position % size`.
 //! The same ring is send buffer, metadata log (Mojim 4.2) and image of the log
 //! on disk, byte for byte, so a record is encoded once.
@@ -27,6 +28,7 @@ use mojim_format::{Level, RecordView};
 use mojim_protocol::History;
 
 use mojim_config::MediumKind;
+use mojim_env::alone::Alone;
 use mojim_env::{Context, Env, Error, File, Memory, OpenHow, Result};
 
 /// Bytes before the ring in its memory: identity and live figures.
@@ -158,9 +160,10 @@ pub struct Log {
     memory: Memory,
     medium: Medium,
     align: u64,
-    head: AtomicU64,
-    persisted: AtomicU64,
-    start: AtomicU64,
+    // Whoever appends, persists and releases are different threads.
+    head: Alone<AtomicU64>,
+    persisted: Alone<AtomicU64>,
+    start: Alone<AtomicU64>,
     /// The log held no records that count when it was opened.
     fresh: bool,
     /// The memory was this log's before it was opened.
@@ -242,9 +245,9 @@ impl Log {
             memory,
             medium,
             align,
-            head: AtomicU64::new(start),
-            persisted: AtomicU64::new(start),
-            start: AtomicU64::new(start),
+            head: Alone(AtomicU64::new(start)),
+            persisted: Alone(AtomicU64::new(start)),
+            start: Alone(AtomicU64::new(start)),
             fresh: closed.is_some(),
             known: false,
             spec,
@@ -444,7 +447,7 @@ impl Log {
     /// End of the last record.
     #[inline]
     pub fn head(&self) -> u64 {
-        self.head.load(Acquire)
+        self.head.load(SeqCst)
     }
 
     /// Everything before this position is as persistent as the medium makes it.
@@ -478,41 +481,53 @@ impl Log {
     /// `None` if there is no room for it now.
     #[inline]
     pub fn place(&self, from: u64, len: usize) -> Option<u64> {
+        let at = self.fit(from, len);
+        (self.end_of(at, len) - self.start() <= self.spec.size).then_some(at)
+    }
+
+    /// Where a record of `len` bytes begins that comes behind position `from`.
+    #[inline]
+    pub fn fit(&self, from: u64, len: usize) -> u64 {
         let need = (len as u64).next_multiple_of(self.align);
         assert!(
             need <= self.spec.size / 2,
             "a record larger than its log takes"
         );
         let off = from % self.spec.size;
-        let at = if off + need > self.spec.size {
-            from + (self.spec.size - off)
-        } else {
-            from
-        };
-        (at + need - self.start() <= self.spec.size).then_some(at)
+        match off + need > self.spec.size {
+            true => from + (self.spec.size - off),
+            false => from,
+        }
     }
 
-    /// The memory for a record at `at`, found by `place`. Writes the pad if
-    /// there is one between `head` and `at`.
+    /// Where the room of a record ends that begins at `at` and has `len` bytes.
+    #[inline]
+    pub fn end_of(&self, at: u64, len: usize) -> u64 {
+        at + (len as u64).next_multiple_of(self.align)
+    }
+
+    /// The memory for a record at `at`, found by `place` or `fit`. Writes the pad if
+    /// there is one between `from`, where the record before ends, and `at`.
     ///
     /// # Safety
-    /// Only the one thread that may append to this log calls this, with a
-    /// position that `place` returned for the present head; the slice is
-    /// dropped before `publish`.
+    /// The room from `from` to the record's end is free, and the caller's alone: it is
+    /// the one thread that appends to this log, and `place` returned `at` for the
+    /// present head; or it has taken the room (`reservations.rs`). The slice is dropped
+    /// before the record becomes part of the log.
     #[inline]
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn slot(&self, head: u64, at: u64, len: usize, volume: u64, lsn: u64) -> &mut [u8] {
-        if at != head {
-            let off = (head % self.spec.size) as usize;
-            // SAFETY: `[head, at)` is free (place) and ends at the ring's end;
+    pub unsafe fn slot(&self, from: u64, at: u64, len: usize, volume: u64, lsn: u64) -> &mut [u8] {
+        if at != from {
+            let off = (from % self.spec.size) as usize;
+            // SAFETY: `[from, at)` is the caller's and ends at the ring's end;
             // at least `align` >= 64 bytes lie there.
             let pad = unsafe { std::slice::from_raw_parts_mut(self.ring().add(off), PAD_LEN) };
             Pad { volume, lsn }.encode(pad);
         }
         let off = (at % self.spec.size) as usize;
         assert!(off + len <= self.spec.size as usize);
-        // SAFETY: `[at, at + len)` lies in the ring and outside `[start, head)`
-        // (place); only the appending thread touches that part.
+        // SAFETY: `[at, at + len)` lies in the ring and outside `[start, head)`;
+        // only the caller touches that part.
         unsafe { std::slice::from_raw_parts_mut(self.ring().add(off), len) }
     }
 
@@ -532,12 +547,19 @@ impl Log {
         let _ = end;
     }
 
-    /// Makes the record `[at, at + len)` part of the log.
+    /// Makes the record `[at, at + len)` part of the log, for the one thread that appends.
     #[inline]
     pub fn publish(&self, at: u64, len: usize) -> u64 {
-        let head = at + (len as u64).next_multiple_of(self.align);
+        let head = self.end_of(at, len);
         self.head.store(head, Release);
         head
+    }
+
+    /// Makes the records from `from` to `to` part of the log, if they follow the last one there.
+    #[inline]
+    pub fn move_head(&self, from: u64, to: u64) -> bool {
+        let moved = self.head.compare_exchange(from, to, SeqCst, SeqCst);
+        moved.is_ok()
     }
 
     /// The record at `at`, if `at` is before `head`. Skips a pad. Also returns
@@ -561,7 +583,7 @@ impl Log {
                 continue;
             }
             let r = RecordView::trusted(rest).expect("a published record is valid");
-            let next = at + (r.header.len as u64).next_multiple_of(self.align);
+            let next = self.end_of(at, r.header.len as usize);
             return Some((r, at, next));
         }
     }
@@ -611,7 +633,7 @@ impl Log {
             {
                 break;
             }
-            let next = at + (h.len as u64).next_multiple_of(self.align);
+            let next = self.end_of(at, h.len as usize);
             last = h.lsn;
             pad_lsn = None;
             if h.lsn > checkpoint {

@@ -662,11 +662,13 @@ impl Mirror {
         self.store.check()?;
         let r = log.persist(head);
         self.store.fail(r)?;
+        let mut marks = Marks::of(&self.received);
         let mut at = first;
         while let Some((r, _, next)) = log.record(at) {
-            self.received.mark(r.header.lsn);
+            marks.add(r.header.lsn);
             at = next;
         }
+        marks.flush();
         Ok(())
     }
 }

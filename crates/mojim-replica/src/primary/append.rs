@@ -1,10 +1,101 @@
-//! Appending: a record gets its LSN and its place in the log of a lane.
+//! Appending: a record gets its LSN and its room in the log of a lane, and is then made there.
 //!
-//! Owns the choice of a lane and the order of LSNs in it. Invariant: records of one lane
-//! lie in the order of their LSNs.
+//! Owns the choice of a lane and the order of LSNs in it. Threads take LSNs and room one after
+//! the other, and make their records side by side.
+//!
+//! Invariants:
+//! - Records of one lane lie in the order of their LSNs: both are taken in one step.
+//! - Whoever takes room waits for nothing until the records are there. If the thread comes to its
+//!   end before, records that change nothing take their place: others' lie behind them.
+
+use std::mem::ManuallyDrop;
+use std::sync::MutexGuard;
+
+use mojim_store::reservations::Tail;
 
 use super::*;
-use crate::piece::{cut, encode};
+use crate::piece::{cut, encode, encode_nothing};
+
+/// LSNs that other lanes may take between this lane's look at the window and its own.
+const OTHERS: u64 = 1024;
+
+/// LSNs and room for the records of one sync point, until they are there.
+pub(super) struct Reserved<'a> {
+    primary: &'a Primary,
+    lane: usize,
+    taken: Taken,
+    /// The first record's LSN.
+    first: u64,
+    lens: &'a [usize],
+    /// How many of them are made.
+    made: usize,
+}
+
+impl Reserved<'_> {
+    /// Makes each record, which gets its number among them, its LSN and its memory.
+    #[inline]
+    pub(super) fn fill(&mut self, mut make: impl FnMut(usize, u64, &mut [u8])) {
+        let log = self.primary.log(self.lane);
+        let volume = self.primary.volume.load(Relaxed);
+        let mut from = self.taken.begin;
+        for (i, &len) in self.lens.iter().enumerate() {
+            let lsn = self.first + i as u64;
+            let at = log.fit(from, len);
+            // SAFETY: this room was taken for this record, and is not joined yet.
+            make(i, lsn, unsafe { log.slot(from, at, len, volume, lsn) });
+            self.made = i + 1;
+            from = log.end_of(at, len);
+        }
+    }
+
+    /// The records are there. Returns the last one's LSN, and the lane.
+    #[inline]
+    pub(super) fn join(self) -> (u64, usize) {
+        let this = ManuallyDrop::new(self);
+        this.join_now();
+        (this.first + this.lens.len() as u64 - 1, this.lane)
+    }
+
+    #[inline]
+    fn join_now(&self) {
+        let (p, log) = (self.primary, self.primary.log(self.lane));
+        if p.store.mutations.send_hole.is_on() {
+            let end = self.taken.end;
+            while log.head() < end && !log.move_head(log.head(), end) {}
+            return;
+        }
+        if p.lanes[self.lane].room.join(log, self.taken) {
+            // Others' records came before their turn, and nobody may be at work for them.
+            p.pass_on(self.lane);
+        }
+    }
+}
+
+impl Drop for Reserved<'_> {
+    /// The records were not made.
+    #[cold]
+    fn drop(&mut self) {
+        let p = self.primary;
+        if p.store.mutations.keep_hole.is_on() {
+            return;
+        }
+        let (volume, epoch) = (p.volume.load(Relaxed), p.epoch.load(Relaxed));
+        let (torn, made, n) = (
+            p.store.mutations.tear_group.is_on(),
+            self.made,
+            self.lens.len(),
+        );
+        self.fill(|i, lsn, slot| match torn {
+            false => encode_nothing(slot, volume, lsn, epoch, (0, true), p.stamp(lsn)),
+            true if i < made => {}
+            true => {
+                let part = (i as u32, i + 1 == n);
+                encode_nothing(slot, volume, lsn, epoch, part, p.stamp(lsn));
+            }
+        });
+        self.join_now();
+    }
+}
 
 impl Primary {
     /// Appends one sync point. Returns the LSN of its last record and its lane.
@@ -63,18 +154,46 @@ impl Primary {
         bytes + self.spec.max_record > self.spec.smallest_log as usize / 2
     }
 
-    /// Whether another record may be appended, by what the own log, the data files, the mirror
-    /// and the backups lack.
+    /// Whether another record may be appended, by what the data files and the backups lack.
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
-        self.has_window() && !self.backups.is_full(&self.store) && !self.store.is_laden()
+    fn has_room(&self) -> bool {
+        !self.backups.is_full(&self.store) && !self.store.is_laden()
     }
 
-    pub(super) fn has_window(&self) -> bool {
-        let next = self.next.load(Acquire) + 1024;
-        let rule = self.rule();
-        self.persisted.has_room(next)
-            && (!(rule.mirror || self.link_up.load(Acquire)) || self.acked.has_room(next))
+    /// The greatest LSN that may be taken, by what the own log and the mirror lack. Later it may
+    /// be more.
+    #[inline]
+    fn most(&self) -> u64 {
+        let most = self.persisted.most();
+        match self.rule().mirror || self.link_up.load(Acquire) {
+            true => most.min(self.acked.most()),
+            false => most,
+        }
+    }
+
+    /// Takes LSNs and room for records of these lengths. `None` while there is no room for all.
+    #[inline]
+    pub(super) fn reserve<'a>(&'a self, lens: &'a [usize], own: usize) -> Option<Reserved<'a>> {
+        if !self.has_room() {
+            return None;
+        }
+        let (n, most) = (lens.len() as u64, self.most());
+        let (lane, mut tail) = self.pick_lane(own);
+        let next = self.next();
+        if self.closed.load(SeqCst) || next.load(SeqCst) + n + OTHERS > most {
+            return None;
+        }
+        let taken = tail.take(self.log(lane), lens)?;
+        let first = next.fetch_add(n, SeqCst);
+        drop(tail);
+        Some(Reserved {
+            primary: self,
+            lane,
+            taken,
+            first,
+            lens,
+            made: 0,
+        })
     }
 
     #[inline]
@@ -89,29 +208,14 @@ impl Primary {
         len: usize,
         own: usize,
     ) -> Option<(u64, usize)> {
-        let (lane, _held) = self.pick_lane(own);
-        let log = self.log(lane);
-        let head = log.head();
-        let at = log.place(head, len)?;
-        if !self.has_room() || self.closed.load(SeqCst) {
-            return None;
-        }
-        let lsn = self.next.fetch_add(1, SeqCst);
-        // SAFETY: the append lock is held, `at` is of the present head, and
-        // the slot is dropped before `publish`.
-        let slot = unsafe { log.slot(head, at, len, self.volume.load(Relaxed), lsn) };
-        encode(
-            slot,
-            pieces,
-            self.volume.load(Relaxed),
-            lsn,
-            self.epoch.load(Relaxed),
-            0,
-            true,
-            self.stamp(lsn),
-        );
-        log.publish(at, len);
-        Some((lsn, lane))
+        let lens = [len];
+        let mut room = self.reserve(&lens, own)?;
+        let (volume, epoch) = (self.volume.load(Relaxed), self.epoch.load(Relaxed));
+        self.store.mutations.let_others();
+        room.fill(|_, lsn, slot| {
+            encode(slot, pieces, volume, lsn, epoch, 0, true, self.stamp(lsn));
+        });
+        Some(room.join())
     }
 
     pub(super) fn try_append_parts(&self, parts: &[Vec<Piece<'_>>]) -> Option<(u64, usize)> {
@@ -123,59 +227,42 @@ impl Primary {
         parts: &[Vec<Piece<'_>>],
         own: usize,
     ) -> Option<(u64, usize)> {
-        let (lane, _held) = self.pick_lane(own);
-        let log = self.log(lane);
         let lens: Vec<usize> = parts
             .iter()
             .map(|p| RecordWriter::len_for(p.len(), p.iter().map(Piece::len).sum()))
             .collect();
-        let mut from = log.head();
-        for &len in &lens {
-            from = log.place(from, len)? + (len as u64).next_multiple_of(log.align());
-        }
-        if !self.has_room() || self.closed.load(SeqCst) {
-            return None;
-        }
-        let n = parts.len() as u64;
-        let first = self.next.fetch_add(n, SeqCst);
-        self.split.add(first, first + n - 1);
-        for (i, (part, &len)) in parts.iter().zip(&lens).enumerate() {
-            let head = log.head();
-            let at = log.place(head, len).expect("room was found above");
-            let lsn = first + i as u64;
-            // SAFETY: as in `try_append`.
-            let slot = unsafe { log.slot(head, at, len, self.volume.load(Relaxed), lsn) };
+        let mut room = self.reserve(&lens, own)?;
+        let (volume, epoch) = (self.volume.load(Relaxed), self.epoch.load(Relaxed));
+        self.split
+            .add(room.first, room.first + lens.len() as u64 - 1);
+        room.fill(|i, lsn, slot| {
+            self.store.mutations.let_others();
+            let (part, end) = (i as u32, i + 1 == parts.len());
             encode(
                 slot,
-                part,
-                self.volume.load(Relaxed),
+                &parts[i],
+                volume,
                 lsn,
-                self.epoch.load(Relaxed),
-                i as u32,
-                i + 1 == parts.len(),
+                epoch,
+                part,
+                end,
                 self.stamp(lsn),
             );
-            log.publish(at, len);
-        }
-        Some((first + n - 1, lane))
+        });
+        Some(room.join())
     }
 
-    /// A lane and its append lock: this thread's own if it is free, else any
+    /// A lane, and the right to take room there: this thread's own if it is free, else any
     /// free one, else its own after waiting.
     #[inline]
-    pub(super) fn pick_lane(&self, own: usize) -> (usize, std::sync::MutexGuard<'_, ()>) {
+    fn pick_lane(&self, own: usize) -> (usize, MutexGuard<'_, Tail>) {
         let n = self.lanes.len();
         let own = own % n;
-        for i in 0..n {
-            let lane = (own + i) % n;
-            if let Ok(g) = self.lanes[lane].append.try_lock() {
-                return (lane, g);
+        for lane in (own..n).chain(0..own) {
+            if let Some(tail) = self.lanes[lane].room.try_lock() {
+                return (lane, tail);
             }
         }
-        let g = self.lanes[own]
-            .append
-            .lock()
-            .unwrap_or_else(|e| e.into_inner());
-        (own, g)
+        (own, self.lanes[own].room.lock())
     }
 }

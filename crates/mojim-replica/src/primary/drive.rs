@@ -84,14 +84,15 @@ impl Primary {
             self.wake_all();
             return Err(e);
         }
-        let mut advanced = false;
+        let mut marks = Marks::of(&self.persisted);
         while let Some((r, _, next)) = log.record(*at) {
             if next > head {
                 break;
             }
-            advanced |= self.persisted.mark(r.header.lsn);
+            marks.add(r.header.lsn);
             *at = next;
         }
+        let advanced = marks.end();
         drop(at);
         self.pass_on(lane);
         if advanced {
@@ -132,7 +133,10 @@ impl Primary {
                     true => self.store.env().now().as_nanos() as u64,
                     false => 0,
                 };
-                self.lanes[lane].waits.store(at, Relaxed);
+                let waits = &self.lanes[lane].waits;
+                if waits.load(Relaxed) != at {
+                    waits.store(at, Relaxed);
+                }
                 true
             }
             Err(e) => {
@@ -142,7 +146,7 @@ impl Primary {
             }
         };
         let log = self.log(lane);
-        let mut advanced = false;
+        let mut marks = Marks::of(&self.acked);
         slot.held = false;
         while let Some((r, _, next)) = log.record(rx.acked_at) {
             if r.header.lsn > slot.acked {
@@ -152,13 +156,17 @@ impl Primary {
                 self.acked.advance(r.header.lsn);
             }
             if !self.acked.has_room(r.header.lsn) {
+                marks.flush();
+            }
+            if !self.acked.has_room(r.header.lsn) {
                 // Another lane is far behind: this one waits for it.
                 slot.held = true;
                 break;
             }
-            advanced |= self.acked.mark(r.header.lsn);
+            marks.add(r.header.lsn);
             rx.acked_at = next;
         }
+        let advanced = marks.end();
         self.lanes[lane].acked_at.store(rx.acked_at, Relaxed);
         Came { any, advanced }
     }

@@ -55,7 +55,10 @@ impl OtherEnd {
     /// It is at this level, as a Welcome or an acknowledgement says.
     #[inline]
     pub(crate) fn is_at(&self, level: u16) {
-        self.level.store(level, Relaxed);
+        // Checked first: it seldom changes, and lies beside what every thread reads.
+        if self.level.load(Relaxed) != level {
+            self.level.store(level, Relaxed);
+        }
     }
 
     pub(super) fn level(&self) -> Option<Level> {

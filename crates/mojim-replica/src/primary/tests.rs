@@ -6,7 +6,10 @@ use std::rc::Rc;
 use super::rule::OTHERS;
 use super::*;
 use crate::pace::Pace;
+use crate::piece::{OtherFile, encode};
 use mojim_config::MediumKind;
+use mojim_env::OpenHow;
+use mojim_env::turns::{Turns, follow};
 use mojim_linux::Os;
 use mojim_store::log::LogSpec;
 use mojim_store::store::StoreSpec;
@@ -466,6 +469,137 @@ fn a_change_of_the_rule_takes_back_nothing_of_what_was_told() {
     p.persisted.reset(20);
     p.set_rule(AckRule::BOTH);
     assert_eq!((p.committed(), p.acknowledged()), (12, 20));
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// A thread that panicked while its record was made left an LSN without a record: nothing that
+/// came later was committed, by any thread. Now records that change nothing take its place, and
+/// all of them where it had several.
+#[test]
+fn a_thread_that_ends_in_its_record_stops_no_other() {
+    let (p, dir) = alone("dies", WriteBack::Eager);
+    p.begin_unreplicated("a").unwrap();
+    let (size, bytes) = (20_000, [7u8; 9000]);
+    let made = [
+        Piece::Create { file: 1, name: "f" },
+        Piece::Resize { file: 1, size },
+    ];
+    p.commit(&made).unwrap();
+    let env = p.store.env();
+    let how = OpenHow {
+        create: true,
+        write: true,
+        ..OpenHow::default()
+    };
+    let other = env.open(&dir.join("other"), how).unwrap();
+    let write = |len| Piece::Write {
+        file: 1,
+        offset: 0,
+        ptr: bytes.as_ptr(),
+        len,
+    };
+    // Its bytes are read for spill files only.
+    let unread = Piece::Copy {
+        file: 1,
+        offset: 0,
+        len: 8,
+        from: OtherFile(&*other),
+    };
+    for (len, records) in [(8, 1), (9000, 3)] {
+        let before = p.last();
+        let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            p.begin_commit(&[write(len), unread])
+        }));
+        assert!(died.is_err());
+        assert_eq!(p.last(), before + records);
+        assert_eq!(p.settled_last(), p.last());
+    }
+    // They are what a mirror takes, and a node that starts.
+    let (log, mut at, mut last) = (p.log(0), p.log(0).start(), 0);
+    while let Some((r, _, next)) = log.record(at) {
+        let r = mojim_format::RecordView::decode(r.bytes()).unwrap();
+        assert!(r.header.end && r.header.part == 0);
+        (at, last) = (next, r.header.lsn);
+    }
+    assert_eq!(last, p.last());
+    let text = b"after";
+    let after = Piece::Write {
+        file: 1,
+        offset: 10,
+        ptr: text.as_ptr(),
+        len: text.len(),
+    };
+    let lsn = p.commit(&[after]).unwrap();
+    p.store.apply_all(lsn).unwrap();
+    let mut found = vec![1; size as usize];
+    p.store.area().read(1, 0, &mut found).unwrap();
+    assert_eq!(&found[10..15], text);
+    found[10..15].fill(0);
+    assert!(found.iter().all(|b| *b == 0), "of those that died");
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// A thread that waits when this says, and says so.
+#[derive(Default)]
+struct Waiter {
+    waits: AtomicBool,
+    goes: AtomicBool,
+}
+
+impl Turns for Waiter {
+    fn number(&self) -> usize {
+        0
+    }
+
+    fn sleep(&self, _: &dyn Fn() -> bool, _: Duration) -> bool {
+        self.waits.store(true, SeqCst);
+        while !self.goes.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        true
+    }
+}
+
+/// Between the LSN and its record the epoch may change. The record belongs to the epoch in which its LSN
+/// was taken: a mirror refuses any other, and recovery ends at it.
+#[test]
+fn an_epoch_begins_when_the_records_of_the_one_before_are_there() {
+    let (p, dir) = alone("raise", WriteBack::Eager);
+    p.begin_unreplicated("a").unwrap();
+    let before = p.epoch();
+    let waiter = Arc::new(Waiter::default());
+    let lens = [RecordWriter::len_for(0, 0)];
+    std::thread::scope(|s| {
+        let mut room = p.reserve(&lens, 0).unwrap();
+        let raises = s.spawn(|| {
+            follow(waiter.clone());
+            p.raise(before + 1)
+        });
+        while !waiter.waits.load(SeqCst) {
+            assert!(!raises.is_finished(), "it waits for no record");
+            std::thread::yield_now();
+        }
+        assert_eq!(p.epoch(), before);
+        let (volume, epoch) = (p.volume.load(Relaxed), p.epoch());
+        room.fill(|_, lsn, slot| {
+            encode(slot, &[], volume, lsn, epoch, 0, true, 0);
+        });
+        room.join();
+        waiter.goes.store(true, SeqCst);
+        raises.join().unwrap().unwrap();
+    });
+    assert_eq!(p.epoch(), before + 1);
+    p.append(&[]).unwrap();
+    let (log, history) = (p.log(0), p.store.history());
+    let (mut at, mut epochs) = (log.start(), Vec::new());
+    while let Some((r, _, next)) = log.record(at) {
+        assert_eq!(history.epoch_at(r.header.lsn), Some(r.header.epoch));
+        epochs.push(r.header.epoch);
+        at = next;
+    }
+    assert_eq!(epochs, [before, before + 1]);
     drop(p);
     std::fs::remove_dir_all(dir).unwrap();
 }

@@ -26,7 +26,8 @@ impl Motion {
     /// Of a wait for `lsn` that begins now.
     fn of(p: &Primary, lsn: u64) -> Motion {
         let mut motion = Motion {
-            until: p.store.logs().iter().map(Log::head).sum(),
+            // One's own record may lie behind others that are still being made.
+            until: p.lanes.iter().map(|l| l.room.lock().end()).sum(),
             handed: 0,
             lsn,
             acked: 0,

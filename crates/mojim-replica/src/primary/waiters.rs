@@ -13,6 +13,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Duration;
 
+use mojim_env::alone::Alone;
 use mojim_env::event::Event;
 use mojim_env::futex::{futex_wait, futex_wake};
 use mojim_env::threads::thread_number;
@@ -22,7 +23,8 @@ const PLACES: usize = 64;
 /// No thread sleeps in this place.
 const FREE: u64 = u64::MAX;
 
-/// Where one thread sleeps.
+/// Where one thread sleeps. Its neighbour is written by another one.
+#[repr(align(64))]
 struct Place {
     /// What it waits for, or [`FREE`].
     lsn: AtomicU64,
@@ -54,7 +56,7 @@ impl Place {
 
 /// All sleepers of a volume.
 pub(super) struct Waiters {
-    asleep: AtomicU32,
+    asleep: Alone<AtomicU32>,
     places: Box<[Place]>,
     crowd: Event,
 }
@@ -67,7 +69,7 @@ impl Default for Waiters {
             turn: AtomicU32::new(0),
         };
         Waiters {
-            asleep: AtomicU32::new(0),
+            asleep: Alone(AtomicU32::new(0)),
             places: (0..PLACES).map(place).collect(),
             crowd: Event::new(),
         }

@@ -116,4 +116,23 @@ pub struct Mutations {
     pub wake_early: Switch,
     /// A group counts as persistent, although the last write of it failed.
     pub count_failed: Switch,
+    /// Records are part of the log although room before them is not filled.
+    pub send_hole: Switch,
+    /// The room of a thread that comes to its end is never filled.
+    pub keep_hole: Switch,
+    /// Of a sync point in parts whose thread comes to its end, the parts that are there stay.
+    pub tear_group: Switch,
+    /// Who waits for what others append does not wait for their records.
+    pub settle_early: Switch,
+}
+
+impl Mutations {
+    /// A point at which others may go on, in the simulator.
+    #[inline(always)]
+    pub fn let_others(&self) {
+        #[cfg(feature = "mutations")]
+        if mojim_env::turns::current().is_some() {
+            mojim_env::threads::give_way();
+        }
+    }
 }

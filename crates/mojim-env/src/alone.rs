@@ -1,0 +1,25 @@
+//! A value that shares no cache line with others.
+
+use std::ops::{Deref, DerefMut};
+
+/// A value on cache lines of its own: two of them, since processors fetch lines in pairs. For
+/// what one thread writes while others write, or read, what would lie beside it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Alone<T>(pub T);
+
+impl<T> Deref for Alone<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Alone<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}

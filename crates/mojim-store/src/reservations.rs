@@ -1,0 +1,205 @@
+//! Room in a log that threads take one after the other, and fill side by side.
+//!
+//! Owns what is taken behind a log's head, and moves the head on as it is filled. Room is taken
+//! under a lock, which is held for some instructions. It is filled without one, and then joined
+//! to the log: the head moves to the end of the first reservations that are filled, and no
+//! further. So nobody sees room that is not filled.
+//!
+//! Invariants:
+//! - `head <= end`; the room between belongs to reservations, in the order of their tickets and
+//!   without gaps.
+//! - The head moves from where a reservation begins to where that ends, and only when it is
+//!   filled.
+//! - Whoever fills room, or moves the head to where it begins, moves the head over it. The first
+//!   one notes the room as filled and then looks at the head; the second one moves the head and
+//!   then looks at the note. All four are sequentially consistent: one of the two sees the other.
+//! - A note is at most the head at which its next reservation begins, unless that is filled: a
+//!   place is used again only when the head has passed what was there. So a note above the head
+//!   is that of the reservation that begins there.
+
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{MutexGuard, TryLockError};
+use std::time::Duration;
+
+use mojim_env::alone::Alone;
+use mojim_env::event::Event;
+use mojim_env::turns::Mutex;
+
+use crate::log::Log;
+
+/// Reservations that may be under way, and have a place for a note each.
+const PLACES: u64 = 256;
+/// Notes in a cache line. Those of neighbours lie in different ones.
+const IN_LINE: u64 = 8;
+/// Places are counted as free by so many.
+const BATCH: u64 = PLACES / 4;
+
+/// Longest wait between two looks at the head; the event comes earlier.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Where a log's taken room ends. Who has it takes room.
+#[derive(Debug)]
+pub struct Tail {
+    end: u64,
+    /// How many reservations there were.
+    tickets: u64,
+    /// Where the reservations of each of the last four batches begin.
+    begins: [u64; 4],
+}
+
+impl Tail {
+    fn at(head: u64) -> Tail {
+        Tail {
+            end: head,
+            tickets: 0,
+            begins: [head; 4],
+        }
+    }
+
+    /// Where it is.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Takes room in `log` for records of these lengths, all of it or none. `None`: there is no
+    /// room, or too many reservations are under way.
+    #[inline]
+    pub fn take(&mut self, log: &Log, lens: &[usize]) -> Option<Taken> {
+        let begin = self.end;
+        let mut end = begin;
+        for &len in lens {
+            end = log.end_of(log.place(end, len)?, len);
+        }
+        if self.tickets.is_multiple_of(BATCH) {
+            self.begin_batch(log)?;
+        }
+        let ticket = self.tickets;
+        self.tickets += 1;
+        self.end = end;
+        Some(Taken { ticket, begin, end })
+    }
+
+    /// The places of the next batch are those of the batch four before it, which must be over.
+    #[inline]
+    fn begin_batch(&mut self, log: &Log) -> Option<()> {
+        let batch = self.tickets / BATCH;
+        let behind = self.begins[(batch + 1) as usize % 4];
+        (log.head() >= behind).then(|| self.begins[batch as usize % 4] = self.end)
+    }
+}
+
+/// Room that a thread has taken. It must be joined once it is filled, or nothing behind it
+/// becomes part of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    ticket: u64,
+    /// Where it begins.
+    pub begin: u64,
+    /// Where it ends.
+    pub end: u64,
+}
+
+/// What threads write for each record: one cache line.
+struct Front {
+    tail: Mutex<Tail>,
+    numbers: AtomicU64,
+}
+
+/// The reservations of one log.
+pub struct Reservations {
+    front: Alone<Front>,
+    notes: Box<[AtomicU64]>,
+    /// The head has moved.
+    joined: Alone<Event>,
+}
+
+impl Reservations {
+    /// Behind a log's head.
+    pub fn new(head: u64) -> Reservations {
+        Reservations {
+            front: Alone(Front {
+                tail: Mutex::new(Tail::at(head)),
+                numbers: AtomicU64::new(0),
+            }),
+            notes: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            joined: Alone::default(),
+        }
+    }
+
+    /// Begins anew behind `head`. Nothing is under way.
+    pub fn restart(&self, head: u64) {
+        let mut tail = self.lock();
+        self.notes.iter().for_each(|n| n.store(0, Relaxed));
+        *tail = Tail::at(head);
+    }
+
+    /// A number that its owner changes when it takes room: it lies beside the lock.
+    #[inline]
+    pub fn numbers(&self) -> &AtomicU64 {
+        &self.front.numbers
+    }
+
+    /// The right to take room.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, Tail> {
+        self.front.tail.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// As `lock`, if no other thread has it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Tail>> {
+        match self.front.tail.try_lock() {
+            Ok(tail) => Some(tail),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    #[inline]
+    fn note(&self, ticket: u64) -> &AtomicU64 {
+        let lines = PLACES / IN_LINE;
+        let at = ticket % lines * IN_LINE + ticket / lines % IN_LINE;
+        &self.notes[at as usize]
+    }
+
+    /// The room is filled, and part of `log` once all before it is. True if the head has moved
+    /// over others' room too.
+    #[inline]
+    pub fn join(&self, log: &Log, taken: Taken) -> bool {
+        let is_next = || log.head() == taken.begin;
+        if !is_next() {
+            self.note(taken.ticket).store(taken.end, SeqCst);
+            if !is_next() {
+                return false;
+            }
+        }
+        if !log.move_head(taken.begin, taken.end) {
+            return false;
+        }
+        let (mut head, mut next) = (taken.end, taken.ticket + 1);
+        loop {
+            let noted = self.note(next).load(SeqCst);
+            if noted <= head || !log.move_head(head, noted) {
+                break;
+            }
+            (head, next) = (noted, next + 1);
+        }
+        self.joined.notify();
+        head > taken.end
+    }
+
+    /// Waits until everything that was taken before is part of `log`. Who takes room later sees
+    /// what the caller wrote before.
+    pub fn settle(&self, log: &Log) {
+        let end = self.lock().end;
+        self.settle_to(log, end);
+    }
+
+    /// Waits until everything before `end`, which was taken, is part of `log`.
+    pub fn settle_to(&self, log: &Log, end: u64) {
+        let is_there = || log.head() >= end;
+        while !is_there() {
+            self.joined.wait_unless(is_there, LOOK);
+        }
+    }
+}
