@@ -79,18 +79,23 @@ impl Prefix {
     #[inline]
     pub fn mark_range(&self, first: u64, last: u64) -> bool {
         let mask = self.slots.len() as u64 - 1;
-        let n = self.get();
-        if last <= n {
-            return false;
-        }
+        let mut n = self.get();
         let mut advanced = false;
-        if first <= n + 1 {
-            advanced = self.done.fetch_max(last, SeqCst) < last;
-        } else {
-            for lsn in first..=last {
-                self.slots[(lsn & mask) as usize].store(lsn, Release);
+        while !advanced && n < last {
+            if first > n + 1 {
+                for lsn in first..=last {
+                    self.slots[(lsn & mask) as usize].store(lsn, Release);
+                }
+                fence(SeqCst);
+                break;
             }
-            fence(SeqCst);
+            match self.done.compare_exchange(n, last, SeqCst, SeqCst) {
+                Ok(_) => advanced = true,
+                Err(now) => n = now,
+            }
+        }
+        if n >= last {
+            return false;
         }
         loop {
             let n = self.done.load(SeqCst);
