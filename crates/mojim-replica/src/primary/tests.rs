@@ -506,15 +506,22 @@ fn a_thread_that_ends_in_its_record_stops_no_other() {
         len: 8,
         from: OtherFile(&*other),
     };
+    let text = b"after";
+    let after = Piece::Write {
+        file: 1,
+        offset: 10,
+        ptr: text.as_ptr(),
+        len: text.len(),
+    };
     for (len, records) in [(8, 1), (9000, 3)] {
         let before = p.last();
         let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             p.begin_commit(&[write(len), unread])
         }));
         assert!(died.is_err());
-        assert_eq!(p.last(), before + records);
-        assert_eq!(p.settled_last(), p.last());
+        assert_eq!(p.commit(&[after]).unwrap(), before + records + 1);
     }
+    assert_eq!(p.settled_last(), p.last());
     // They are what a mirror takes, and a node that starts.
     let (log, mut at, mut last) = (p.log(0), p.log(0).start(), 0);
     while let Some((r, _, next)) = log.record(at) {
@@ -523,15 +530,7 @@ fn a_thread_that_ends_in_its_record_stops_no_other() {
         (at, last) = (next, r.header.lsn);
     }
     assert_eq!(last, p.last());
-    let text = b"after";
-    let after = Piece::Write {
-        file: 1,
-        offset: 10,
-        ptr: text.as_ptr(),
-        len: text.len(),
-    };
-    let lsn = p.commit(&[after]).unwrap();
-    p.store.apply_all(lsn).unwrap();
+    p.store.apply_all(last).unwrap();
     let mut found = vec![1; size as usize];
     p.store.area().read(1, 0, &mut found).unwrap();
     assert_eq!(&found[10..15], text);
