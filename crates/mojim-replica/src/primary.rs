@@ -290,7 +290,7 @@ impl Primary {
             .logs()
             .iter()
             .map(|log| OutLane {
-                room: Reservations::new(log.head()),
+                room: Reservations::new(log.head(), log.size()),
                 tx: Alone(Mutex::new(None)),
                 rx: Alone(Mutex::new(RxSlot {
                     rx: None,
@@ -359,7 +359,7 @@ impl Primary {
         self.acked.reset(0);
         self.persisted.reset(tail);
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
-            lane.room.restart(log.head());
+            lane.room.restart(log);
             *lane.persist.lock().expect("not poisoned") = log.head();
         }
         let live = &self.store.logs()[0];

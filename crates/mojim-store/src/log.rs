@@ -488,12 +488,17 @@ impl Log {
     /// Where a record of `len` bytes begins that comes behind position `from`.
     #[inline]
     pub fn fit(&self, from: u64, len: usize) -> u64 {
+        self.fit_at(from, from % self.spec.size, len)
+    }
+
+    /// As `fit`, where position `from` is known to lie at `off` of the ring.
+    #[inline]
+    pub(crate) fn fit_at(&self, from: u64, off: u64, len: usize) -> u64 {
         let need = (len as u64).next_multiple_of(self.align);
         assert!(
             need <= self.spec.size / 2,
             "a record larger than its log takes"
         );
-        let off = from % self.spec.size;
         match off + need > self.spec.size {
             true => from + (self.spec.size - off),
             false => from,

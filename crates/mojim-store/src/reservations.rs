@@ -39,8 +39,12 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// Where a log's taken room ends. Who has it takes room.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Tail {
     end: u64,
+    /// Where in the ring that is, below its size: a division for each record would take as long as
+    /// all the rest.
+    off: u64,
     /// How many reservations there were.
     tickets: u64,
     /// Where the reservations of each of the last four batches begin.
@@ -48,9 +52,10 @@ pub struct Tail {
 }
 
 impl Tail {
-    fn at(head: u64) -> Tail {
+    fn at(head: u64, size: u64) -> Tail {
         Tail {
             end: head,
+            off: head % size,
             tickets: 0,
             begins: [head; 4],
         }
@@ -66,17 +71,35 @@ impl Tail {
     #[inline]
     pub fn take(&mut self, log: &Log, lens: &[usize]) -> Option<Taken> {
         let begin = self.end;
-        let mut end = begin;
+        let (mut end, mut off, mut first) = (begin, self.off, None);
         for &len in lens {
-            end = log.end_of(log.place(end, len)?, len);
+            let at = log.fit_at(end, off, len);
+            if at != end {
+                off = 0;
+            }
+            first = first.or(Some(at));
+            end = log.end_of(at, len);
+            off += end - at;
+            if off == log.size() {
+                off = 0;
+            }
+        }
+        if end - log.start() > log.size() {
+            return None;
         }
         if self.tickets.is_multiple_of(BATCH) {
             self.begin_batch(log)?;
         }
         let ticket = self.tickets;
         self.tickets += 1;
-        self.end = end;
-        Some(Taken { ticket, begin, end })
+        (self.end, self.off) = (end, off);
+        let at = first.unwrap_or(begin);
+        Some(Taken {
+            ticket,
+            begin,
+            at,
+            end,
+        })
     }
 
     /// The places of the next batch are those of the batch four before it, which must be over.
@@ -95,14 +118,17 @@ pub struct Taken {
     ticket: u64,
     /// Where it begins.
     pub begin: u64,
+    /// Where its first record begins.
+    pub at: u64,
     /// Where it ends.
     pub end: u64,
 }
 
-/// What threads write for each record: one cache line.
+/// What threads write for each record: the first of two cache lines.
+#[repr(C)]
 struct Front {
-    tail: Mutex<Tail>,
     numbers: AtomicU64,
+    tail: Mutex<Tail>,
 }
 
 /// The reservations of one log.
@@ -114,23 +140,23 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Behind a log's head.
-    pub fn new(head: u64) -> Reservations {
+    /// Behind the head of a log of `size` bytes.
+    pub fn new(head: u64, size: u64) -> Reservations {
         Reservations {
             front: Alone(Front {
-                tail: Mutex::new(Tail::at(head)),
                 numbers: AtomicU64::new(0),
+                tail: Mutex::new(Tail::at(head, size)),
             }),
             notes: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
             joined: Alone::default(),
         }
     }
 
-    /// Begins anew behind `head`. Nothing is under way.
-    pub fn restart(&self, head: u64) {
+    /// Begins anew behind the log's head. Nothing is under way.
+    pub fn restart(&self, log: &Log) {
         let mut tail = self.lock();
         self.notes.iter().for_each(|n| n.store(0, Relaxed));
-        *tail = Tail::at(head);
+        *tail = Tail::at(log.head(), log.size());
     }
 
     /// A number that its owner changes when it takes room: it lies beside the lock.

@@ -40,7 +40,8 @@ fn open(dir: &Path) -> Log {
 /// Makes the record of `lsn` in room that was taken for it alone.
 fn fill(log: &Log, taken: Taken, lsn: u64, payload: &[u8]) {
     let len = RecordWriter::len_for(1, payload.len());
-    let at = log.fit(taken.begin, len);
+    let at = taken.at;
+    assert_eq!(at, log.fit(taken.begin, len));
     // SAFETY: the room was taken for this record, and is not joined yet.
     let slot = unsafe { log.slot(taken.begin, at, len, VOLUME, lsn) };
     let mut w = RecordWriter::new(slot, 1);
@@ -73,7 +74,7 @@ fn lsns(log: &Log) -> Vec<u64> {
 fn what_lies_behind_a_hole_is_no_part_of_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path());
-    let room = Reservations::new(log.head());
+    let room = Reservations::new(log.head(), SIZE);
     let taken: Vec<_> = (0..4)
         .map(|_| room.lock().take(&log, &len(100)).unwrap())
         .collect();
@@ -96,7 +97,7 @@ fn what_lies_behind_a_hole_is_no_part_of_the_log() {
 fn a_place_is_used_again_when_its_reservation_is_over() {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path());
-    let room = Reservations::new(log.head());
+    let room = Reservations::new(log.head(), SIZE);
     let mut lsn = 0;
     for _ in 0..3 {
         let mut all = Vec::new();
@@ -115,7 +116,7 @@ fn a_place_is_used_again_when_its_reservation_is_over() {
         assert_eq!(lsns(&log).last(), Some(&lsn));
         log.release(log.head());
     }
-    room.restart(log.head());
+    room.restart(&log);
     assert!(room.lock().take(&log, &len(8)).is_some());
 }
 
@@ -126,7 +127,7 @@ fn threads_fill_side_by_side() {
     let (threads, each) = if cfg!(miri) { (3, 40) } else { (4, 20_000) };
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path());
-    let room = Reservations::new(log.head());
+    let room = Reservations::new(log.head(), SIZE);
     let (next, begin) = (AtomicU64::new(1), Barrier::new(threads + 1));
     std::thread::scope(|s| {
         for t in 0..threads {
@@ -176,7 +177,7 @@ fn the_next_process_takes_what_is_before_a_hole() {
     history.begin(EPOCH, 1, 0);
     for is_torn in [false, true] {
         let log = open(dir.path());
-        let room = Reservations::new(log.head());
+        let room = Reservations::new(log.head(), SIZE);
         let mut append = |lsn: u64| {
             let taken = room.lock().take(&log, &len(100)).unwrap();
             fill(&log, taken, lsn, &[lsn as u8; 100]);

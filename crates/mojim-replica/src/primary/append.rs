@@ -40,7 +40,10 @@ impl Reserved<'_> {
         let mut from = self.taken.begin;
         for (i, &len) in self.lens.iter().enumerate() {
             let lsn = self.first + i as u64;
-            let at = log.fit(from, len);
+            let at = match i {
+                0 => self.taken.at,
+                _ => log.fit(from, len),
+            };
             // SAFETY: this room was taken for this record, and is not joined yet.
             make(i, lsn, unsafe { log.slot(from, at, len, volume, lsn) });
             self.made = i + 1;
