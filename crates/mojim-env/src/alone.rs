@@ -1,6 +1,6 @@
 //! A value that shares no cache line with others.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 /// A value on cache lines of its own: two of them, since processors fetch lines in pairs. For
 /// what one thread writes while others write, or read, what would lie beside it.
@@ -14,12 +14,5 @@ impl<T> Deref for Alone<T> {
     #[inline]
     fn deref(&self) -> &T {
         &self.0
-    }
-}
-
-impl<T> DerefMut for Alone<T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
     }
 }

@@ -404,11 +404,9 @@ impl Primary {
     /// Begins a greater epoch while sync points go on: the next LSN is its first. The
     /// register has agreed to it, and no link is up.
     pub(crate) fn raise(&self, epoch: u64) -> Result<()> {
-        let held: Vec<_> = self.lanes.iter().map(|l| l.room.lock()).collect();
+        let held: Vec<_> = self.lanes.iter().map(|l| l.room.turn()).collect();
         // Every LSN below has its record, in the epoch in which it was taken.
-        for ((lane, tail), log) in self.lanes.iter().zip(&held).zip(self.store.logs()) {
-            lane.room.settle_to(log, tail.end());
-        }
+        self.await_records();
         let mut view = self.store.superblock().view;
         view.epoch = epoch;
         self.store
@@ -584,8 +582,10 @@ impl Primary {
 
     /// In place of [`Primary::finish_commit`], without a wait: sends the record, or
     /// leaves that to a thread that is sending. The checkpoint thread writes it to the
-    /// own log; the link thread sends what is left over and takes the acknowledgement.
+    /// own log; the link thread sends what is left over and takes the acknowledgement. The sync
+    /// point outlives the process: no record before it is still being made.
     pub fn start_async(&self, begun: &Begun) {
+        self.await_records();
         if self.spec.background_send {
             self.link_work.notify();
         } else {
@@ -597,12 +597,23 @@ impl Primary {
     /// The last LSN, after every thread that took one before has made its record: a thread that
     /// takes one after this has seen what the caller wrote before.
     pub fn settled_last(&self) -> u64 {
-        if !self.store.mutations.settle_early.is_on() {
-            for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
-                lane.room.settle(log);
-            }
+        for lane in &self.lanes {
+            drop(lane.room.turn());
         }
+        self.await_records();
         self.last()
+    }
+
+    /// Waits until each LSN that was taken before has its record: then what this thread has appended
+    /// outlives the process, and what it knows to be appended by others. For what other threads
+    /// copy at this moment, and for nothing else.
+    pub fn await_records(&self) {
+        if self.store.mutations.settle_early.is_on() {
+            return;
+        }
+        for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
+            lane.room.settle(log);
+        }
     }
 
     /// As [`Primary::settled_last`]; `None` while a sync point has read its bytes and
@@ -620,6 +631,7 @@ impl Primary {
         } else if lsn <= self.persisted.get() {
             Some(self.store.level())
         } else {
+            self.await_records();
             Some(Level::Received)
         };
         let mirror = (lsn <= self.acked.get() && lsn <= self.last())

@@ -12,6 +12,7 @@
 //!   sync points that are there.
 //! - Without a fault no call fails, and all calls end, also if a thread of the program comes to
 //!   its end while it makes a record.
+//! - A sync point whose call did not wait outlives the program, if its node keeps its power.
 //! - What was appended before others' records were waited for is in the logs after that.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -170,6 +171,8 @@ impl Setup {
 struct Told {
     begun: AtomicU64,
     acked: AtomicU64,
+    /// The last whose call returned success, waited or not: it outlives the program.
+    kept: AtomicU64,
 }
 
 /// What all threads share.
@@ -303,6 +306,9 @@ fn work(
             if rng.below(6) == 0 && n < count {
                 p.start_async(&begun);
                 open += 1;
+                if world.crashed("a").is_none() {
+                    told.kept.store(n, SeqCst);
+                }
                 return Ok(());
             }
             p.finish_commit(&begun)?;
@@ -312,6 +318,7 @@ fn work(
                 return Ok(());
             }
             told.acked.store(n, SeqCst);
+            told.kept.store(n, SeqCst);
             program
                 .acks
                 .fetch_add(1 + std::mem::take(&mut open), SeqCst);
@@ -741,12 +748,15 @@ fn judge(world: &World, setup: &Setup, program: &Program, rng: &mut Rng) -> Resu
         store
             .apply_all(tail)
             .map_err(|e| format!("3: {node}: {e}"))?;
-        look(&store, setup, program).map_err(|e| format!("{e} (node {node}, tail {tail})"))?;
+        // A program's ring outlives it, unless the power goes.
+        let outlives = node == "a" && !power && !lost;
+        look(&store, setup, program, outlives)
+            .map_err(|e| format!("{e} (node {node}, tail {tail})"))?;
     }
     Ok(())
 }
 
-fn look(store: &Store, setup: &Setup, program: &Program) -> Result<(), String> {
+fn look(store: &Store, setup: &Setup, program: &Program, outlives: bool) -> Result<(), String> {
     let acks = program.acks.load(SeqCst);
     let read = |file, offset, len: usize| -> Result<Vec<u8>, String> {
         let mut b = vec![0; len];
@@ -768,6 +778,12 @@ fn look(store: &Store, setup: &Setup, program: &Program) -> Result<(), String> {
         if n < acked {
             return Err(format!(
                 "2: thread {t}: {acked} was acknowledged, {n} is there"
+            ));
+        }
+        let kept = told.kept.load(SeqCst);
+        if outlives && n < kept {
+            return Err(format!(
+                "6: thread {t}: {kept} was to outlive the program, {n} is there"
             ));
         }
         if n > begun {

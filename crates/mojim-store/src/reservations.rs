@@ -37,11 +37,19 @@ const BATCH: u64 = PLACES / 4;
 /// Longest wait between two looks at the head; the event comes earlier.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Where a log's taken room ends. Who has it takes room.
+/// Why no room was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// The log has no room.
+    Log,
+    /// Too many reservations are under way.
+    Places,
+}
+
+/// Where a log's taken room ends, beside its position.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Tail {
-    end: u64,
+struct Tail {
     /// Where in the ring that is, below its size: a division for each record would take as long as
     /// all the rest.
     off: u64,
@@ -54,24 +62,37 @@ pub struct Tail {
 impl Tail {
     fn at(head: u64, size: u64) -> Tail {
         Tail {
-            end: head,
             off: head % size,
             tickets: 0,
             begins: [head; 4],
         }
     }
 
-    /// Where it is.
-    pub fn end(&self) -> u64 {
-        self.end
-    }
-
-    /// Takes room in `log` for records of these lengths, all of it or none. `None`: there is no
-    /// room, or too many reservations are under way.
+    /// The places of the next batch are those of the batch four before it, which must be over.
     #[inline]
-    pub fn take(&mut self, log: &Log, lens: &[usize]) -> Option<Taken> {
-        let begin = self.end;
-        let (mut end, mut off, mut first) = (begin, self.off, None);
+    fn begin_batch(&mut self, log: &Log, end: u64) -> Result<(), Full> {
+        let batch = self.tickets / BATCH;
+        if log.head() < self.begins[(batch + 1) as usize % 4] {
+            return Err(Full::Places);
+        }
+        self.begins[batch as usize % 4] = end;
+        Ok(())
+    }
+}
+
+/// The right to take room: no other thread has it.
+pub struct Turn<'a> {
+    room: &'a Reservations,
+    tail: MutexGuard<'a, Tail>,
+}
+
+impl Turn<'_> {
+    /// Takes room in `log` for records of these lengths, all of it or none.
+    #[inline]
+    pub fn take(&mut self, log: &Log, lens: &[usize]) -> Result<Taken, Full> {
+        let tail = &mut *self.tail;
+        let begin = self.room.end();
+        let (mut end, mut off, mut first) = (begin, tail.off, None);
         for &len in lens {
             let at = log.fit_at(end, off, len);
             if at != end {
@@ -85,29 +106,21 @@ impl Tail {
             }
         }
         if end - log.start() > log.size() {
-            return None;
+            return Err(Full::Log);
         }
-        if self.tickets.is_multiple_of(BATCH) {
-            self.begin_batch(log)?;
+        if tail.tickets.is_multiple_of(BATCH) {
+            tail.begin_batch(log, begin)?;
         }
-        let ticket = self.tickets;
-        self.tickets += 1;
-        (self.end, self.off) = (end, off);
-        let at = first.unwrap_or(begin);
-        Some(Taken {
+        let ticket = tail.tickets;
+        tail.tickets += 1;
+        tail.off = off;
+        self.room.front.end.store(end, Release);
+        Ok(Taken {
             ticket,
             begin,
-            at,
+            at: first.unwrap_or(begin),
             end,
         })
-    }
-
-    /// The places of the next batch are those of the batch four before it, which must be over.
-    #[inline]
-    fn begin_batch(&mut self, log: &Log) -> Option<()> {
-        let batch = self.tickets / BATCH;
-        let behind = self.begins[(batch + 1) as usize % 4];
-        (log.head() >= behind).then(|| self.begins[batch as usize % 4] = self.end)
     }
 }
 
@@ -128,6 +141,8 @@ pub struct Taken {
 #[repr(C)]
 struct Front {
     numbers: AtomicU64,
+    /// Where the taken room ends. Changed by who has the turn.
+    end: AtomicU64,
     tail: Mutex<Tail>,
 }
 
@@ -145,6 +160,7 @@ impl Reservations {
         Reservations {
             front: Alone(Front {
                 numbers: AtomicU64::new(0),
+                end: AtomicU64::new(head),
                 tail: Mutex::new(Tail::at(head, size)),
             }),
             notes: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
@@ -154,9 +170,10 @@ impl Reservations {
 
     /// Begins anew behind the log's head. Nothing is under way.
     pub fn restart(&self, log: &Log) {
-        let mut tail = self.lock();
+        let mut turn = self.turn();
         self.notes.iter().for_each(|n| n.store(0, Relaxed));
-        *tail = Tail::at(log.head(), log.size());
+        self.front.end.store(log.head(), Release);
+        *turn.tail = Tail::at(log.head(), log.size());
     }
 
     /// A number that its owner changes when it takes room: it lies beside the lock.
@@ -165,20 +182,31 @@ impl Reservations {
         &self.front.numbers
     }
 
-    /// The right to take room.
+    /// Where the taken room ends.
     #[inline]
-    pub fn lock(&self) -> MutexGuard<'_, Tail> {
-        self.front.tail.lock().unwrap_or_else(|e| e.into_inner())
+    pub fn end(&self) -> u64 {
+        self.front.end.load(Acquire)
     }
 
-    /// As `lock`, if no other thread has it.
+    /// Waits for the right to take room.
     #[inline]
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Tail>> {
-        match self.front.tail.try_lock() {
-            Ok(tail) => Some(tail),
-            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+    pub fn turn(&self) -> Turn<'_> {
+        let tail = self.front.tail.lock();
+        Turn {
+            room: self,
+            tail: tail.unwrap_or_else(|e| e.into_inner()),
         }
+    }
+
+    /// As `turn`, if no other thread has it.
+    #[inline]
+    pub fn try_turn(&self) -> Option<Turn<'_>> {
+        let tail = match self.front.tail.try_lock() {
+            Ok(tail) => tail,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Turn { room: self, tail })
     }
 
     #[inline]
@@ -214,15 +242,10 @@ impl Reservations {
         head > taken.end
     }
 
-    /// Waits until everything that was taken before is part of `log`. Who takes room later sees
-    /// what the caller wrote before.
+    /// Waits until everything that was taken before is part of `log`: by this thread, or by one of
+    /// which this one has heard that it did.
     pub fn settle(&self, log: &Log) {
-        let end = self.lock().end;
-        self.settle_to(log, end);
-    }
-
-    /// Waits until everything before `end`, which was taken, is part of `log`.
-    pub fn settle_to(&self, log: &Log, end: u64) {
+        let end = self.end();
         let is_there = || log.head() >= end;
         while !is_there() {
             self.joined.wait_unless(is_there, LOOK);

@@ -13,6 +13,7 @@ use mojim_format::{EpochStart, Op, OpKind, RecordWriter, View};
 use mojim_protocol::History;
 use mojim_store::area::spill_path;
 use mojim_store::log::{CONTROL_LEN, Known, Log, LogSpec};
+use mojim_store::reservations::Reservations;
 use mojim_store::store::{Store, StoreSpec};
 
 const SIZE: u64 = 64 << 10;
@@ -348,4 +349,54 @@ fn a_renaming_that_waits_explains_both_files() {
     store.apply_all(5).unwrap();
     store.check_sizes().unwrap();
     assert_eq!(fs::metadata(at("f")).unwrap().len(), 200);
+}
+
+/// A process was killed while a thread made a record, and others had made theirs behind it. In its
+/// place lay a whole record of an earlier lap, as long as that one, in a log that was empty otherwise:
+/// recovery passes over it and finds what lies behind. That is no part of the copy all the same, nor
+/// of what comes later.
+#[test]
+fn what_lies_behind_a_record_that_was_never_made_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    // Records of 256 bytes: a lap ends with the ring, without a pad.
+    let payload = [7u8; 176];
+    let len = RecordWriter::len_for(1, payload.len());
+    let most = SIZE / 256;
+    let store = open(dir.path(), 1);
+    let volume = begin(&store);
+    let log = &store.logs()[0];
+    for lsn in 1..=most {
+        append(log, (volume, 2), lsn, OpKind::Write, &payload);
+    }
+    assert_eq!(log.head(), SIZE);
+    store.apply_all(most).unwrap();
+    store.checkpoint().unwrap();
+    assert_eq!(log.start(), SIZE);
+    let room = Reservations::new(log.head(), SIZE);
+    let hole = room.turn().take(log, &[len]).unwrap();
+    let behind = room.turn().take(log, &[len]).unwrap();
+    assert_eq!((hole.at, behind.at), (SIZE, SIZE + 256));
+    // SAFETY: the room was taken for this record, and is not joined yet.
+    let slot = unsafe { log.slot(behind.begin, behind.at, len, volume, most + 2) };
+    let mut w = RecordWriter::new(slot, 1);
+    w.op(Op {
+        file: 1,
+        kind: OpKind::Write,
+        offset: 0,
+        len: payload.len() as u32,
+    });
+    w.payload(&payload);
+    w.finish(volume, most + 2, 2, 0, true, most);
+    assert!(!room.join(log, behind));
+    drop(store);
+    let store = open(dir.path(), 1);
+    assert_eq!(store.tail(), most);
+    assert!(store.check_complete().is_ok(), "nothing is missing");
+    store.truncate(most).unwrap();
+    store.begin_epoch(3, most + 1, View::default()).unwrap();
+    append(&store.logs()[0], (volume, 3), most + 1, OpKind::Write, &[1]);
+    drop(store);
+    let store = open(dir.path(), 1);
+    assert_eq!(store.tail(), most + 1);
+    assert_eq!(store.last_of(0), (most + 1, 0));
 }

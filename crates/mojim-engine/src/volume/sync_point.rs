@@ -611,6 +611,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                     // Who waits next waits for them too.
                     Until::Begun => {
                         inner.unawaited.fetch_max(last, AcqRel);
+                        inner.primary.await_records();
                     }
                 }
                 last::raise(last);

@@ -9,9 +9,8 @@
 //!   end before, records that change nothing take their place: others' lie behind them.
 
 use std::mem::ManuallyDrop;
-use std::sync::MutexGuard;
 
-use mojim_store::reservations::Tail;
+use mojim_store::reservations::{Full, Turn};
 
 use super::*;
 use crate::piece::{cut, encode, encode_nothing};
@@ -181,22 +180,31 @@ impl Primary {
             return None;
         }
         let (n, most) = (lens.len() as u64, self.most());
-        let (lane, mut tail) = self.pick_lane(own);
-        let next = self.next();
-        if self.closed.load(SeqCst) || next.load(SeqCst) + n + OTHERS > most {
-            return None;
+        loop {
+            let (lane, mut turn) = self.pick_lane(own);
+            let next = self.next();
+            if self.closed.load(SeqCst) || next.load(SeqCst) + n + OTHERS > most {
+                return None;
+            }
+            match turn.take(self.log(lane), lens) {
+                Ok(taken) => {
+                    let first = next.fetch_add(n, SeqCst);
+                    return Some(Reserved {
+                        primary: self,
+                        lane,
+                        taken,
+                        first,
+                        lens,
+                        made: 0,
+                    });
+                }
+                Err(Full::Log) => return None,
+                Err(Full::Places) => {}
+            }
+            drop(turn);
+            // Others are making their records, and wait for nothing.
+            self.lanes[lane].room.settle(self.log(lane));
         }
-        let taken = tail.take(self.log(lane), lens)?;
-        let first = next.fetch_add(n, SeqCst);
-        drop(tail);
-        Some(Reserved {
-            primary: self,
-            lane,
-            taken,
-            first,
-            lens,
-            made: 0,
-        })
     }
 
     #[inline]
@@ -258,14 +266,14 @@ impl Primary {
     /// A lane, and the right to take room there: this thread's own if it is free, else any
     /// free one, else its own after waiting.
     #[inline]
-    fn pick_lane(&self, own: usize) -> (usize, MutexGuard<'_, Tail>) {
+    fn pick_lane(&self, own: usize) -> (usize, Turn<'_>) {
         let n = self.lanes.len();
         let own = own % n;
         for lane in (own..n).chain(0..own) {
-            if let Some(tail) = self.lanes[lane].room.try_lock() {
-                return (lane, tail);
+            if let Some(turn) = self.lanes[lane].room.try_turn() {
+                return (lane, turn);
             }
         }
-        (own, self.lanes[own].room.lock())
+        (own, self.lanes[own].room.turn())
     }
 }

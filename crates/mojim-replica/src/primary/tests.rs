@@ -602,3 +602,60 @@ fn an_epoch_begins_when_the_records_of_the_one_before_are_there() {
     drop(p);
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// A sync point whose call does not wait outlives the program from its success on: the next attach
+/// finds its record. It lay behind one that another thread was making, and that a program which ended
+/// then never made: the log ended before both.
+#[test]
+fn what_is_begun_and_not_waited_for_lies_behind_no_hole() {
+    let (p, dir) = alone("outlives", WriteBack::Eager);
+    p.begin_unreplicated("a").unwrap();
+    let waiter = Arc::new(Waiter::default());
+    let lens = [RecordWriter::len_for(0, 0)];
+    std::thread::scope(|s| {
+        let mut room = p.reserve(&lens, 0).unwrap();
+        let begins = s.spawn(|| {
+            let begun = p.begin_commit(&[]).unwrap();
+            follow(waiter.clone());
+            p.start_async(&begun);
+            // Now it may end, and the program with it.
+            assert_eq!(last_in_log(&p), begun.lsn);
+        });
+        while !waiter.waits.load(SeqCst) && !begins.is_finished() {
+            std::thread::yield_now();
+        }
+        let (volume, epoch) = (p.volume.load(Relaxed), p.epoch());
+        room.fill(|_, lsn, slot| {
+            encode(slot, &[], volume, lsn, epoch, 0, true, 0);
+        });
+        room.join();
+        waiter.goes.store(true, SeqCst);
+        begins.join().unwrap();
+    });
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+fn last_in_log(p: &Primary) -> u64 {
+    p.store.last_of(0).0
+}
+
+/// A thread stood still while it copied what it syncs, and those behind it said that the mirror did
+/// not move on, where there is none.
+#[test]
+fn who_waits_for_another_ones_record_says_so() {
+    let (mut p, dir) = alone("behind", WriteBack::Eager);
+    p.spec.resend_timeout = Duration::from_millis(5);
+    p.begin_unreplicated("a").unwrap();
+    let lens = [RecordWriter::len_for(0, 0)];
+    let room = p.reserve(&lens, 0).unwrap();
+    let begun = p.begin_commit(&[]).unwrap();
+    let error = p.finish_commit(&begun).unwrap_err().to_string();
+    assert!(error.contains("another thread of this process"), "{error}");
+    assert!(!p.suspect.load(Acquire), "nobody else is at fault");
+    // It ends: a record that changes nothing is in its place.
+    drop(room);
+    p.finish_commit(&begun).unwrap();
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -14,7 +14,8 @@ use crate::pace::Pace;
 /// else a mirror that takes everything in and acknowledges nothing would be waited for
 /// without end.
 struct Motion {
-    /// Bytes that the logs held when the wait began.
+    /// Bytes that the logs held, or were to hold, when the wait began: one's own record may lie
+    /// behind others that are still being made.
     until: u64,
     handed: u64,
     lsn: u64,
@@ -26,8 +27,7 @@ impl Motion {
     /// Of a wait for `lsn` that begins now.
     fn of(p: &Primary, lsn: u64) -> Motion {
         let mut motion = Motion {
-            // One's own record may lie behind others that are still being made.
-            until: p.lanes.iter().map(|l| l.room.lock().end()).sum(),
+            until: p.lanes.iter().map(|l| l.room.end()).sum(),
             handed: 0,
             lsn,
             acked: 0,
@@ -35,6 +35,12 @@ impl Motion {
         };
         motion.goes_on(p);
         motion
+    }
+
+    /// Whether a thread of this process has not made its record, which was to come first: then
+    /// nobody else is at fault.
+    fn lacks_records(&self, p: &Primary) -> bool {
+        p.store.logs().iter().map(Log::head).sum::<u64>() < self.until
     }
 
     /// Whether the mirror has moved on since the last call: it has taken or acknowledged
@@ -115,10 +121,17 @@ impl Primary {
                 Verdict::GiveUp if !linked && now - start < confirms => {}
                 // A link that is still being made gets its time.
                 Verdict::Resend if !linked => {}
+                Verdict::Resend if motion.lacks_records(self) => {}
                 // The lease keeps it from being committed, not the link.
                 Verdict::Resend if self.rule.is_held() => {}
                 Verdict::Resend => {
                     self.suspect(Error::Protocol("no acknowledgement in time".into()))
+                }
+                Verdict::GiveUp if motion.lacks_records(self) => {
+                    return Err(Error::Timeout(format!(
+                        "LSN {lsn}; another thread of this process has not made its record, which comes before, within {:?}: it stands still while it copies what it syncs. The sync point is committed when that thread goes on",
+                        patience.limit()
+                    )));
                 }
                 Verdict::GiveUp => {
                     self.link_work.notify();
