@@ -234,8 +234,11 @@ impl Scheduler {
             }
             let mut inner = self.inner();
             if inner.over {
+                let ends = inner.turns < MOST_TURNS + 50_000;
                 // The threads on which this one waits may end first.
                 drop(self.pass(me, inner, true));
+                // Who waits without a limit for a record that is never made would wait again.
+                assert!(ends, "it waits without end");
                 return false;
             }
             if self.world.now() >= until {
