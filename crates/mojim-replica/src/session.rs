@@ -318,7 +318,7 @@ impl Session {
         {
             // The link was of no use for a while before its failure was noticed.
             let silent = now.saturating_sub(self.heard);
-            let stuck = match p.acked.get() < p.last() {
+            let stuck = match p.lacks_acks() {
                 true => now.saturating_sub(self.progress.0),
                 false => Duration::ZERO,
             };

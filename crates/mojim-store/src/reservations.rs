@@ -37,6 +37,9 @@ const BATCH: u64 = PLACES / 4;
 /// Longest wait between two looks at the head; the event comes earlier.
 const LOOK: Duration = Duration::from_millis(10);
 
+/// Looks at the head before a thread sleeps.
+const SPINS: u32 = 100;
+
 /// Why no room was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
@@ -245,10 +248,30 @@ impl Reservations {
     /// Waits until everything that was taken before is part of `log`: by this thread, or by one of
     /// which this one has heard that it did.
     pub fn settle(&self, log: &Log) {
+        self.settle_within(log, u32::MAX);
+    }
+
+    /// The same, in `looks` looks: some milliseconds each, unless the head moves. False if it is not
+    /// by then.
+    pub fn settle_within(&self, log: &Log, looks: u32) -> bool {
         let end = self.end();
         let is_there = || log.head() >= end;
-        while !is_there() {
-            self.joined.wait_unless(is_there, LOOK);
+        // A record takes less time than a sleep and the call that ends it.
+        for _ in 0..SPINS {
+            if is_there() {
+                return true;
+            }
+            std::hint::spin_loop();
         }
+        let mut looks = looks;
+        while !is_there() {
+            if looks == 0 {
+                return false;
+            }
+            self.joined.wait_unless(is_there, LOOK);
+            // Without a limit for `u32::MAX`.
+            looks -= u32::from(looks != u32::MAX);
+        }
+        true
     }
 }

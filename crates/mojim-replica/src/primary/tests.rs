@@ -646,7 +646,10 @@ fn last_in_log(p: &Primary) -> u64 {
 fn who_waits_for_another_ones_record_says_so() {
     let (mut p, dir) = alone("behind", WriteBack::Eager);
     p.spec.resend_timeout = Duration::from_millis(5);
+    p.spec.resend_attempts = 3;
     p.begin_unreplicated("a").unwrap();
+    // As with a mirror that is well.
+    p.link_up.store(true, SeqCst);
     let lens = [RecordWriter::len_for(0, 0)];
     let room = p.reserve(&lens, 0).unwrap();
     let begun = p.begin_commit(&[]).unwrap();
@@ -656,6 +659,52 @@ fn who_waits_for_another_ones_record_says_so() {
     // It ends: a record that changes nothing is in its place.
     drop(room);
     p.finish_commit(&begun).unwrap();
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// A question is answered, also where a thread of the program stands still in its record.
+#[test]
+fn what_is_being_made_is_not_known_to_be_there() {
+    let (p, dir) = alone("asked", WriteBack::Eager);
+    p.begin_unreplicated("a").unwrap();
+    let lens = [RecordWriter::len_for(0, 0)];
+    let room = p.reserve(&lens, 0).unwrap();
+    let begun = p.begin_commit(&[]).unwrap();
+    assert_eq!(p.copies(begun.lsn).0, None);
+    drop(room);
+    assert_eq!(p.copies(begun.lsn).0, Some(Level::Received));
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// Where all places of reservations are taken, the next thread waits for those that have them. It took
+/// the log for full, wrote everything to the disk and freed room, again and again.
+#[test]
+fn more_records_than_places_are_waited_for() {
+    let (p, dir) = alone("places", WriteBack::Eager);
+    p.begin_unreplicated("a").unwrap();
+    let waiter = Arc::new(Waiter::default());
+    let lens = [RecordWriter::len_for(0, 0)];
+    std::thread::scope(|s| {
+        let mut rooms = Vec::new();
+        // A batch of places is taken when the one four before it is over.
+        while rooms.len() < 256 {
+            rooms.push(p.reserve(&lens, 0).unwrap());
+        }
+        let appends = s.spawn(|| {
+            follow(waiter.clone());
+            p.reserve(&lens, 0).is_some()
+        });
+        while !waiter.waits.load(SeqCst) {
+            assert!(!appends.is_finished(), "it waits for nobody");
+            std::thread::yield_now();
+        }
+        drop(rooms);
+        waiter.goes.store(true, SeqCst);
+        assert!(appends.join().unwrap());
+    });
+    assert_eq!(p.last(), p.settled_last());
     drop(p);
     std::fs::remove_dir_all(dir).unwrap();
 }

@@ -37,12 +37,6 @@ impl Motion {
         motion
     }
 
-    /// Whether a thread of this process has not made its record, which was to come first: then
-    /// nobody else is at fault.
-    fn lacks_records(&self, p: &Primary) -> bool {
-        p.store.logs().iter().map(Log::head).sum::<u64>() < self.until
-    }
-
     /// Whether the mirror has moved on since the last call: it has taken or acknowledged
     /// more than ever before, spill files included, which go ahead of records; or a whole
     /// copy is under way, whose own standstill ends its link (`link::COPY_SILENCE`).
@@ -121,13 +115,13 @@ impl Primary {
                 Verdict::GiveUp if !linked && now - start < confirms => {}
                 // A link that is still being made gets its time.
                 Verdict::Resend if !linked => {}
-                Verdict::Resend if motion.lacks_records(self) => {}
+                Verdict::Resend if self.lacks_records() => {}
                 // The lease keeps it from being committed, not the link.
                 Verdict::Resend if self.rule.is_held() => {}
                 Verdict::Resend => {
                     self.suspect(Error::Protocol("no acknowledgement in time".into()))
                 }
-                Verdict::GiveUp if motion.lacks_records(self) => {
+                Verdict::GiveUp if self.lacks_records() => {
                     return Err(Error::Timeout(format!(
                         "LSN {lsn}; another thread of this process has not made its record, which comes before, within {:?}: it stands still while it copies what it syncs. The sync point is committed when that thread goes on",
                         patience.limit()
@@ -148,6 +142,24 @@ impl Primary {
                 self.await_log(lsn)?;
             }
         }
+    }
+
+    /// Whether the mirror owes an acknowledgement: of what is in the logs. What threads of this
+    /// process have not made yet is not owed by anybody else.
+    pub(crate) fn lacks_acks(&self) -> bool {
+        let logs = self.lanes.iter().zip(self.store.logs());
+        { logs }.any(|(lane, log)| lane.acked_at.load(Relaxed) < log.head())
+    }
+
+    /// Whether records of threads of this process are all that is waited for: then nobody else is
+    /// at fault.
+    fn lacks_records(&self) -> bool {
+        let rule = self.rule();
+        let logs = self.store.logs();
+        let mut lanes = self.lanes.iter().zip(logs);
+        lanes.any(|(lane, log)| log.head() < lane.room.end())
+            && !(rule.mirror && self.lacks_acks())
+            && !(rule.local && logs.iter().any(|log| log.persisted() < log.head()))
     }
 
     /// Works on `lane`, or sleeps until others have done so, for `slice` at most. False if

@@ -73,7 +73,7 @@ impl Session {
         let spill = self.spill.as_ref().map_or(0, SpillOut::taken);
         let reached = [acked, self.primary.handed(), spill];
         let waits = match self.phase {
-            Phase::Active => acked < self.primary.last(),
+            Phase::Active => self.primary.lacks_acks(),
             Phase::Opening(_) | Phase::Starting { .. } => true,
             _ => false,
         };
