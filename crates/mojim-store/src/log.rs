@@ -209,6 +209,7 @@ impl Log {
         start: u64,
         closed: Option<Known>,
     ) -> Result<(Log, Survival)> {
+        assert!(align.is_power_of_two());
         assert!(spec.size.is_multiple_of(align) && spec.size.is_multiple_of(4096));
         let len = CONTROL_LEN + spec.size as usize;
         let (memory, medium, mut survival) = match spec.medium {
@@ -494,7 +495,7 @@ impl Log {
     /// As `fit`, where position `from` is known to lie at `off` of the ring.
     #[inline]
     pub(crate) fn fit_at(&self, from: u64, off: u64, len: usize) -> u64 {
-        let need = (len as u64).next_multiple_of(self.align);
+        let need = self.rounded(len);
         assert!(
             need <= self.spec.size / 2,
             "a record larger than its log takes"
@@ -505,10 +506,17 @@ impl Log {
         }
     }
 
+    /// The room of a record of `len` bytes. Each record on its way asks for it some times, and a
+    /// division takes as long as a locked instruction.
+    #[inline]
+    fn rounded(&self, len: usize) -> u64 {
+        (len as u64 + self.align - 1) & !(self.align - 1)
+    }
+
     /// Where the room of a record ends that begins at `at` and has `len` bytes.
     #[inline]
     pub fn end_of(&self, at: u64, len: usize) -> u64 {
-        at + (len as u64).next_multiple_of(self.align)
+        at + self.rounded(len)
     }
 
     /// The memory for a record at `at`, found by `place` or `fit`. Writes the pad if
@@ -522,6 +530,26 @@ impl Log {
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slot(&self, from: u64, at: u64, len: usize, volume: u64, lsn: u64) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { self.slot_at(from, at, at % self.spec.size, len, volume, lsn) }
+    }
+
+    /// As `slot`, where position `at` is known to lie at `off` of the ring: a division takes as long
+    /// as the rest.
+    ///
+    /// # Safety
+    /// As `slot`.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slot_at(
+        &self,
+        from: u64,
+        at: u64,
+        off: u64,
+        len: usize,
+        volume: u64,
+        lsn: u64,
+    ) -> &mut [u8] {
         if at != from {
             let off = (from % self.spec.size) as usize;
             // SAFETY: `[from, at)` is the caller's and ends at the ring's end;
@@ -529,7 +557,7 @@ impl Log {
             let pad = unsafe { std::slice::from_raw_parts_mut(self.ring().add(off), PAD_LEN) };
             Pad { volume, lsn }.encode(pad);
         }
-        let off = (at % self.spec.size) as usize;
+        let off = off as usize;
         assert!(off + len <= self.spec.size as usize);
         // SAFETY: `[at, at + len)` lies in the ring and outside `[start, head)`;
         // only the caller touches that part.

@@ -101,7 +101,7 @@ impl Turn<'_> {
             if at != end {
                 off = 0;
             }
-            first = first.or(Some(at));
+            first = first.or(Some((at, off)));
             end = log.end_of(at, len);
             off += end - at;
             if off == log.size() {
@@ -115,13 +115,15 @@ impl Turn<'_> {
             tail.begin_batch(log, begin)?;
         }
         let ticket = tail.tickets;
+        let (at, first_off) = first.unwrap_or((begin, off));
         tail.tickets += 1;
         tail.off = off;
         self.room.front.end.store(end, Release);
         Ok(Taken {
             ticket,
             begin,
-            at: first.unwrap_or(begin),
+            at,
+            off: first_off,
             end,
         })
     }
@@ -134,8 +136,10 @@ pub struct Taken {
     ticket: u64,
     /// Where it begins.
     pub begin: u64,
-    /// Where its first record begins.
+    /// Where its first record begins, and where in the ring that is.
     pub at: u64,
+    /// See `at`.
+    pub off: u64,
     /// Where it ends.
     pub end: u64,
 }

@@ -39,12 +39,17 @@ impl Reserved<'_> {
         let mut from = self.taken.begin;
         for (i, &len) in self.lens.iter().enumerate() {
             let lsn = self.first + i as u64;
-            let at = match i {
-                0 => self.taken.at,
-                _ => log.fit(from, len),
+            let (at, off) = match i {
+                0 => (self.taken.at, self.taken.off),
+                _ => {
+                    let at = log.fit(from, len);
+                    (at, at % log.size())
+                }
             };
             // SAFETY: this room was taken for this record, and is not joined yet.
-            make(i, lsn, unsafe { log.slot(from, at, len, volume, lsn) });
+            make(i, lsn, unsafe {
+                log.slot_at(from, at, off, len, volume, lsn)
+            });
             self.made = i + 1;
             from = log.end_of(at, len);
         }
@@ -188,7 +193,15 @@ impl Primary {
             }
             match turn.take(self.log(lane), lens) {
                 Ok(taken) => {
-                    let first = next.fetch_add(n, SeqCst);
+                    let first = match self.lanes.len() {
+                        // Under the lock of the only lane.
+                        1 => {
+                            let first = next.load(Relaxed);
+                            next.store(first + n, Release);
+                            first
+                        }
+                        _ => next.fetch_add(n, SeqCst),
+                    };
                     return Some(Reserved {
                         primary: self,
                         lane,
