@@ -64,11 +64,11 @@ impl Out {
     /// Looks through the records of `log` up to the next one that names a spill file:
     /// where it is, and the file's number and length.
     fn find_spill(&mut self, log: &Log) -> Result<Option<(u64, u64, u64)>> {
-        while let Some((r, at, next)) = log.record(self.seen) {
+        for r in log.records(self.seen) {
             if let Some((id, len)) = named_spill(&r)? {
-                return Ok(Some((at, id, len)));
+                return Ok(Some((r.at, id, len)));
             }
-            self.seen = next;
+            self.seen = r.next;
         }
         Ok(None)
     }
@@ -87,13 +87,12 @@ impl Out {
     /// were any.
     fn count_acked(&mut self, log: &Log, all: &Prefix) -> bool {
         let had = self.rx.acked_at;
-        while let Some((r, _, next)) = log.record(self.rx.acked_at) {
-            if r.header.lsn > self.acked || !all.has_room(r.header.lsn) {
-                break;
-            }
+        let acked = |lsn| lsn <= self.acked && all.has_room(lsn);
+        let mut records = log.records(had);
+        while let Some(r) = records.next_if(|r| acked(r.header.lsn)) {
             all.mark(r.header.lsn);
-            self.rx.acked_at = next;
         }
+        self.rx.acked_at = records.position();
         self.rx.acked_at != had
     }
 }
@@ -464,8 +463,8 @@ impl BackupSession {
             self.moved = self.source.store().env().now();
             let lane = &mut lanes[s.lane];
             let log = &self.source.store().logs()[s.lane];
-            if let Some((_, _, next)) = log.record(lane.seen) {
-                lane.seen = next;
+            if let Some(r) = log.record(lane.seen) {
+                lane.seen = r.next;
             }
         }
     }

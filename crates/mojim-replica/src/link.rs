@@ -213,11 +213,11 @@ impl Tx {
             let mut records: [&[u8]; BATCH] = [&[]; BATCH];
             let mut nexts = [0u64; BATCH];
             let mut n = 0;
-            let mut at = self.sent;
+            let mut walk = log.records(self.sent);
             let (committed, until) = self.said.take().unwrap_or((committed, u64::MAX));
             while n < BATCH
-                && at < until
-                && let Some((r, _, next)) = log.record(at).filter(|(_, at, _)| *at < limit)
+                && walk.position() < until
+                && let Some(r) = walk.next_if(|r| r.at < limit)
             {
                 headers[n] = Frame {
                     kind: FrameKind::Record,
@@ -228,10 +228,10 @@ impl Tx {
                 }
                 .encode();
                 records[n] = r.bytes();
-                nexts[n] = next;
+                nexts[n] = r.next;
                 n += 1;
-                at = next;
             }
+            let at = walk.position();
             if n == 0 {
                 // Only a pad so far; its record is not published yet.
                 return Ok(());

@@ -187,10 +187,8 @@ impl Mirror {
         // Behind a gap there may be records that were acknowledged on their lane: they
         // count as soon as the gap is filled.
         for log in store.logs() {
-            let mut at = log.start();
-            while let Some((r, _, next)) = log.record(at) {
+            for r in log.records(log.start()) {
                 received.mark(r.header.lsn);
-                at = next;
             }
         }
         Mirror {

@@ -37,7 +37,7 @@ pub fn check(env: &Arc<dyn Env>, log: &LogSpec, run: &Run) -> Result<u64> {
             .ok_or_else(|| wrong(format!("record {lsn} of {due} is missing")))?;
         let sent = &run.sent[(lsn - 1) as usize / rounds as usize];
         let part = ((lsn - 1) % u64::from(rounds)) as u32;
-        let (r, ..) = log.record(f.at).expect("it was found there");
+        let r = log.record(f.at).expect("it was found there");
         let mut ops = r.ops();
         let data = match part {
             0 => ops.next().is_some_and(|(op, bytes)| {

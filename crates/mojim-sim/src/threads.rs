@@ -416,11 +416,7 @@ fn missing(store: &Store, last: u64) -> Option<u64> {
     let applied = store.applied();
     let mut there = BTreeSet::new();
     for log in store.logs() {
-        let mut at = log.start();
-        while let Some((r, _, next)) = log.record(at) {
-            there.insert(r.header.lsn);
-            at = next;
-        }
+        there.extend(log.records(log.start()).map(|r| r.header.lsn));
     }
     (applied + 1..=last).find(|lsn| !there.contains(lsn))
 }

@@ -17,6 +17,7 @@
 //! - Nothing tells where the log ends: recovery reads from `start` for as long
 //!   as records validate, ascend in LSN and belong to their epoch.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -145,6 +146,64 @@ pub struct Found {
     pub end: bool,
     /// The committed LSN when it was made.
     pub committed: u64,
+}
+
+/// A record that is part of a log, and where it lies.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed<'a> {
+    view: RecordView<'a>,
+    /// Where it begins.
+    pub at: u64,
+    /// Where the next one begins, or the pad before it.
+    pub next: u64,
+}
+
+impl<'a> Deref for Placed<'a> {
+    type Target = RecordView<'a>;
+
+    #[inline]
+    fn deref(&self) -> &RecordView<'a> {
+        &self.view
+    }
+}
+
+/// A walk over a log's records, in their order. It ends at the log's head, and goes on
+/// when records were appended meanwhile.
+pub struct Records<'a> {
+    log: &'a Log,
+    at: u64,
+}
+
+impl<'a> Records<'a> {
+    /// Where the walk is: behind the last record that it took.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// The next record, if `takes` says so of it; else the walk stays before it.
+    #[inline]
+    pub fn next_if(&mut self, takes: impl FnOnce(&Placed<'a>) -> bool) -> Option<Placed<'a>> {
+        let r = self.log.record(self.at).filter(takes)?;
+        self.at = r.next;
+        Some(r)
+    }
+
+    /// Takes records for as long as `takes` says so. Returns where the walk is then.
+    #[inline]
+    pub fn pass(mut self, takes: impl Fn(&Placed<'a>) -> bool) -> u64 {
+        while self.next_if(&takes).is_some() {}
+        self.at
+    }
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Placed<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Placed<'a>> {
+        self.next_if(|_| true)
+    }
 }
 
 fn control_word(memory: &Memory, at: usize) -> &AtomicU64 {
@@ -595,10 +654,19 @@ impl Log {
         moved.is_ok()
     }
 
-    /// The record at `at`, if `at` is before `head`. Skips a pad. Also returns
-    /// where this record begins and where the next one does.
+    /// A walk over the records from position `from` on, where a record or a pad begins,
+    /// which is not before `start`.
     #[inline]
-    pub fn record(&self, at: u64) -> Option<(RecordView<'_>, u64, u64)> {
+    pub fn records(&self, from: u64) -> Records<'_> {
+        Records {
+            log: self,
+            at: from,
+        }
+    }
+
+    /// The record at `at`, if `at` is before `head`. Skips a pad.
+    #[inline]
+    pub fn record(&self, at: u64) -> Option<Placed<'_>> {
         let head = self.head();
         let mut at = at;
         loop {
@@ -615,9 +683,9 @@ impl Log {
                 at += self.spec.size - off as u64;
                 continue;
             }
-            let r = RecordView::trusted(rest).expect("a published record is valid");
-            let next = self.end_of(at, r.header.len as usize);
-            return Some((r, at, next));
+            let view = RecordView::trusted(rest).expect("a published record is valid");
+            let next = self.end_of(at, view.header.len as usize);
+            return Some(Placed { view, at, next });
         }
     }
 

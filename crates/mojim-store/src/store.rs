@@ -253,19 +253,14 @@ impl Store {
         // Nothing is released, and no record dropped, meanwhile.
         let _durable = lock(&self.durable);
         for log in &self.logs {
-            let mut at = log.start();
-            while let Some((r, _, next)) = log.record(at) {
-                if r.header.lsn == lsn {
-                    return if r.header.end {
-                        lsn
-                    } else {
-                        lsn - r.header.part as u64 - 1
-                    };
-                }
-                if r.header.lsn > lsn {
-                    break;
-                }
-                at = next;
+            let mut behind = log.records(log.start());
+            if let Some(r) = behind.find(|r| r.header.lsn >= lsn)
+                && r.header.lsn == lsn
+            {
+                return match r.header.end {
+                    true => lsn,
+                    false => lsn - r.header.part as u64 - 1,
+                };
             }
         }
         // The record was applied and released. Only whole sync points are.
@@ -353,13 +348,7 @@ impl Store {
         }
         let durable = lock(&self.durable);
         for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
-            let mut at = cursor;
-            while let Some((r, _, next)) = log.record(at) {
-                if r.header.lsn > keep {
-                    break;
-                }
-                at = next;
-            }
+            let at = log.records(cursor).pass(|r| r.header.lsn <= keep);
             if at < log.head() {
                 log.rewind(at);
             }
@@ -395,30 +384,17 @@ impl Store {
     /// or above the checkpoint.
     pub fn seek(&self, lane: usize, lsn: u64) -> u64 {
         let log = &self.logs[lane];
-        let mut at = log.start();
-        while let Some((r, _, next)) = log.record(at) {
-            if r.header.lsn > lsn {
-                break;
-            }
-            at = next;
-        }
-        at
+        log.records(log.start()).pass(|r| r.header.lsn <= lsn)
     }
 
     /// LSN of the last record in a lane's log and the part number that must
     /// follow it; (0, 0) if the log is empty.
     pub fn last_of(&self, lane: usize) -> (u64, u32) {
         let log = &self.logs[lane];
-        let mut at = log.start();
-        let mut last = (0, 0);
-        while let Some((r, _, next)) = log.record(at) {
-            last = (
-                r.header.lsn,
-                if r.header.end { 0 } else { r.header.part + 1 },
-            );
-            at = next;
-        }
-        last
+        log.records(log.start()).last().map_or((0, 0), |r| {
+            let part = if r.header.end { 0 } else { r.header.part + 1 };
+            (r.header.lsn, part)
+        })
     }
 
     /// Lets other processes open this copy. From here on every change through this

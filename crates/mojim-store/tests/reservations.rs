@@ -60,12 +60,7 @@ fn len(payload: usize) -> [usize; 1] {
 }
 
 fn lsns(log: &Log) -> Vec<u64> {
-    let (mut at, mut all) = (log.start(), Vec::new());
-    while let Some((r, _, next)) = log.record(at) {
-        all.push(r.header.lsn);
-        at = next;
-    }
-    all
+    log.records(log.start()).map(|r| r.header.lsn).collect()
 }
 
 /// What is joined before its turn is no part of the log until everything before it is filled, and
@@ -152,9 +147,9 @@ fn threads_fill_side_by_side() {
             });
         }
         begin.wait();
-        let (mut at, mut last) = (0, 0);
+        let (mut records, mut last) = (log.records(0), 0);
         while last < (threads * each) as u64 {
-            let Some((r, _, behind)) = log.record(at) else {
+            let Some(r) = records.next() else {
                 std::thread::yield_now();
                 continue;
             };
@@ -162,8 +157,8 @@ fn threads_fill_side_by_side() {
             assert_eq!(whole.header.lsn, last + 1);
             let (_, payload) = whole.ops().next().unwrap();
             assert!(payload.iter().all(|b| *b == (last + 1) as u8));
-            (at, last) = (behind, last + 1);
-            log.release(at);
+            last += 1;
+            log.release(r.next);
         }
     });
     room.settle(&log);

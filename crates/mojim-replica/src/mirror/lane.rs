@@ -663,10 +663,8 @@ impl Mirror {
         let r = log.persist(head);
         self.store.fail(r)?;
         let mut marks = Marks::of(&self.received);
-        let mut at = first;
-        while let Some((r, _, next)) = log.record(at) {
+        for r in log.records(first) {
             marks.add(r.header.lsn);
-            at = next;
         }
         marks.flush();
         Ok(())

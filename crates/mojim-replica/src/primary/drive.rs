@@ -85,13 +85,11 @@ impl Primary {
             return Err(e);
         }
         let mut marks = Marks::of(&self.persisted);
-        while let Some((r, _, next)) = log.record(*at) {
-            if next > head {
-                break;
-            }
+        let mut records = log.records(*at);
+        while let Some(r) = records.next_if(|r| r.next <= head) {
             marks.add(r.header.lsn);
-            *at = next;
         }
+        *at = records.position();
         let advanced = marks.end();
         drop(at);
         self.pass_on(lane);
@@ -148,7 +146,7 @@ impl Primary {
         let log = self.log(lane);
         let mut marks = Marks::of(&self.acked);
         slot.held = false;
-        while let Some((r, _, next)) = log.record(rx.acked_at) {
+        while let Some(r) = log.record(rx.acked_at) {
             if r.header.lsn > slot.acked {
                 break;
             }
@@ -164,7 +162,7 @@ impl Primary {
                 break;
             }
             marks.add(r.header.lsn);
-            rx.acked_at = next;
+            rx.acked_at = r.next;
         }
         let advanced = marks.end();
         self.lanes[lane].acked_at.store(rx.acked_at, Relaxed);

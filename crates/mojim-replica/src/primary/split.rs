@@ -37,14 +37,9 @@ impl Split {
         let mut points = self.points();
         points.clear();
         for log in logs {
-            let mut at = log.start();
-            while let Some((r, _, next)) = log.record(at) {
-                let h = r.header;
-                if h.end && h.part > 0 {
-                    points.push((h.lsn - h.part as u64, h.lsn));
-                }
-                at = next;
-            }
+            let ends = log.records(log.start()).map(|r| r.header);
+            let split = ends.filter(|h| h.end && h.part > 0);
+            points.extend(split.map(|h| (h.lsn - h.part as u64, h.lsn)));
         }
         self.floor.store(0, Release);
         self.count.store(points.len(), Release);

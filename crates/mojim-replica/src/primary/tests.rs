@@ -368,14 +368,8 @@ fn what_a_record_tells_was_committed_ends_a_sync_point() {
     };
     let told = |lsn: u64| {
         let log = p.log(0);
-        let mut at = log.start();
-        loop {
-            let (r, _, next) = log.record(at).expect("it was appended");
-            if r.header.lsn == lsn {
-                return r.header.committed;
-            }
-            at = next;
-        }
+        let found = log.records(log.start()).find(|r| r.header.lsn == lsn);
+        found.expect("it was appended").header.committed
     };
     let before = append(8);
     let last = append(bytes.len());
@@ -523,11 +517,11 @@ fn a_thread_that_ends_in_its_record_stops_no_other() {
     }
     assert_eq!(p.settled_last(), p.last());
     // They are what a mirror takes, and a node that starts.
-    let (log, mut at, mut last) = (p.log(0), p.log(0).start(), 0);
-    while let Some((r, _, next)) = log.record(at) {
+    let (log, mut last) = (p.log(0), 0);
+    for r in log.records(log.start()) {
         let r = mojim_format::RecordView::decode(r.bytes()).unwrap();
         assert!(r.header.end && r.header.part == 0);
-        (at, last) = (next, r.header.lsn);
+        last = r.header.lsn;
     }
     assert_eq!(last, p.last());
     p.store.apply_all(last).unwrap();
@@ -592,11 +586,10 @@ fn an_epoch_begins_when_the_records_of_the_one_before_are_there() {
     assert_eq!(p.epoch(), before + 1);
     p.append(&[]).unwrap();
     let (log, history) = (p.log(0), p.store.history());
-    let (mut at, mut epochs) = (log.start(), Vec::new());
-    while let Some((r, _, next)) = log.record(at) {
+    let mut epochs = Vec::new();
+    for r in log.records(log.start()) {
         assert_eq!(history.epoch_at(r.header.lsn), Some(r.header.epoch));
         epochs.push(r.header.epoch);
-        at = next;
     }
     assert_eq!(epochs, [before, before + 1]);
     drop(p);

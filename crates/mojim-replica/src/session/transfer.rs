@@ -87,8 +87,7 @@ impl Session {
         let store = &self.primary.store;
         let mut files = VecDeque::new();
         for (i, log) in store.logs().iter().enumerate() {
-            let mut at = store.seek(i, resume);
-            while let Some((r, _, next)) = log.record(at) {
+            for r in log.records(store.seek(i, resume)) {
                 if let Some((id, len)) = named_spill(&r)? {
                     // Without the file the mirror needs a copy.
                     let file = store
@@ -96,7 +95,6 @@ impl Session {
                         .inspect_err(|_| self.force_copy = true)?;
                     files.push_back(SpillFile { id, len, file });
                 }
-                at = next;
             }
         }
         self.primary.spills.begin(files.iter().map(|s| s.id));

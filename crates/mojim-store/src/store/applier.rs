@@ -74,13 +74,14 @@ impl Applier {
             n.begun = vec![0; logs.len()];
         }
         for ((log, at), begun) in logs.iter().zip(&mut n.at).zip(&mut n.begun) {
-            while let Some((r, _, next)) = log.record(*at).filter(|r| r.0.header.lsn <= limit) {
+            let mut records = log.records(*at);
+            while let Some(r) = records.next_if(|r| r.header.lsn <= limit) {
                 *begun += r.ops().filter(|(op, _)| changes_names(op)).count();
                 if r.header.end {
                     n.count += std::mem::take(begun);
                 }
-                *at = next;
             }
+            *at = records.position();
         }
         n.count
     }
@@ -93,15 +94,16 @@ impl Applier {
             w.at = self.cursors.clone();
         }
         for (log, at) in logs.iter().zip(&mut w.at) {
+            let mut records = log.records(*at);
             while w.pages < most
-                && let Some((r, _, next)) = log.record(*at)
+                && let Some(r) = records.next()
             {
                 w.pages += r
                     .ops()
                     .map(|(op, payload)| pages(&op, payload))
                     .sum::<u64>();
-                *at = next;
             }
+            *at = records.position();
         }
         w.pages
     }

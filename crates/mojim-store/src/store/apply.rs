@@ -18,7 +18,7 @@ use super::applier::{Applier, MARKS, changes_names};
 use super::hold::MOST_CHANGED;
 use super::state::{Store, Watch, lock};
 use crate::area::{Area, MOST_IMAGE};
-use crate::log::{Live, Log};
+use crate::log::{Live, Log, Placed};
 use mojim_env::{Error, Result};
 
 /// Bytes of records that are applied at a time by a caller that waits for all of them.
@@ -71,15 +71,18 @@ impl Point {
         (self.next - self.at) as usize
     }
 
+    /// Its records.
+    fn records(self, log: &Log) -> impl Iterator<Item = Placed<'_>> {
+        let mut records = log.records(self.at);
+        std::iter::from_fn(move || {
+            let more = records.position() < self.next;
+            more.then(|| records.next().expect("it was found"))
+        })
+    }
+
     /// Its operations.
     fn ops(self, log: &Log) -> impl Iterator<Item = (Op, &[u8])> {
-        let mut next = Some(self.at);
-        let records = std::iter::from_fn(move || {
-            let (r, _, behind) = log.record(next?)?;
-            next = (r.header.lsn < self.end).then_some(behind);
-            Some(r)
-        });
-        records.flat_map(|r| r.ops())
+        self.records(log).flat_map(|r| r.ops())
     }
 
     /// What it writes; `None` if it does anything else.
@@ -269,19 +272,18 @@ impl Store {
     /// say where to look. Its parts are consecutive in one log.
     fn point(&self, cursors: &[u64], applied: u64, limit: u64) -> Option<Point> {
         let (lane, at) = self.logs.iter().enumerate().find_map(|(lane, log)| {
-            let (r, at, _) = log.record(cursors[lane])?;
-            (r.header.lsn == applied + 1).then_some((lane, at))
+            let r = log.record(cursors[lane])?;
+            (r.header.lsn == applied + 1).then_some((lane, r.at))
         })?;
-        let (mut next, mut names) = (at, 0);
-        while let Some((r, _, behind)) = self.logs[lane].record(next) {
+        let mut names = 0;
+        for r in self.logs[lane].records(at) {
             names += r.ops().filter(|(op, _)| changes_names(op)).count();
-            next = behind;
             if r.header.end {
                 let (epoch, end) = (r.header.epoch, r.header.lsn);
                 let point = Point {
                     lane,
                     at,
-                    next,
+                    next: r.next,
                     epoch,
                     end,
                     names,
@@ -341,11 +343,8 @@ impl Store {
         let count = area.begin(&ends, ops)?;
         for point in &points[..count] {
             *left = left.saturating_sub(point.bytes());
-            let mut at = point.at;
-            while at < point.next {
-                let (r, _, next) = self.logs[point.lane].record(at).expect("it was found");
+            for r in point.records(&self.logs[point.lane]) {
                 area.apply(&r, &self.spec.meta)?;
-                at = next;
             }
             if area.image_bytes() > MOST_IMAGE {
                 area.flush()?;
@@ -416,16 +415,13 @@ impl Store {
         let mut out = Vec::new();
         for lsn in after + 1..=a.applied {
             let found = self.logs.iter().zip(&mut at).find_map(|(log, at)| {
-                while let Some((r, _, next)) = log.record(*at) {
-                    if r.header.lsn > lsn {
-                        break;
-                    }
-                    *at = next;
-                    if r.header.lsn == lsn {
-                        return Some(r);
-                    }
+                let mut records = log.records(*at);
+                let mut last = None;
+                while let Some(r) = records.next_if(|r| r.header.lsn <= lsn) {
+                    last = Some(r);
                 }
-                None
+                *at = records.position();
+                last.filter(|r| r.header.lsn == lsn)
             })?;
             let spilled = found.ops().any(|(op, _)| op.kind == OpKind::Spill);
             if spilled || out.len() + found.bytes().len() > most {
@@ -569,20 +565,17 @@ impl Store {
             .collect();
         let mut to = Vec::with_capacity(self.logs.len());
         for (log, &durable) in self.logs.iter().zip(durable) {
-            let mut at = log.start();
-            while let Some((r, _, next)) = log.record(at).filter(|(_, _, n)| *n <= durable) {
-                let lsn = r.header.lsn;
-                let half = log.head() - at > log.size() / 2;
-                if holds
-                    .iter()
-                    .any(|&(has, firm)| has < lsn && (firm || !half))
-                {
+            let mut records = log.records(log.start());
+            loop {
+                let half = log.head() - records.position() > log.size() / 2;
+                let free = |lsn| holds.iter().all(|&(has, firm)| has >= lsn || !firm && half);
+                let goes = |r: &Placed| r.next <= durable && free(r.header.lsn);
+                let Some(r) = records.next_if(goes) else {
                     break;
-                }
-                lost = lost.max(lsn);
-                at = next;
+                };
+                lost = lost.max(r.header.lsn);
             }
-            to.push(at);
+            to.push(records.position());
         }
         (to, lost)
     }

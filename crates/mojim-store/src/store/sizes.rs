@@ -55,9 +55,7 @@ impl Store {
         let mut changed = Changed::default();
         let starts = lock(&self.durable).clone();
         for (log, start) in self.logs.iter().zip(starts) {
-            let mut at = start;
-            while let Some((r, _, next)) = log.record(at) {
-                at = next;
+            for r in log.records(start) {
                 for (op, payload) in r.ops() {
                     match op.kind {
                         OpKind::Write => continue,

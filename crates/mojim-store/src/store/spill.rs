@@ -30,13 +30,8 @@ impl Store {
     fn named_spills(&self) -> BTreeMap<u64, u64> {
         let mut named = BTreeMap::new();
         for log in &self.logs {
-            let mut at = log.start();
-            while let Some((r, _, next)) = log.record(at) {
-                if let Ok(Some((id, len))) = named_spill(&r) {
-                    named.insert(id, len);
-                }
-                at = next;
-            }
+            let names = log.records(log.start()).map(|r| named_spill(&r));
+            named.extend(names.filter_map(|named| named.ok().flatten()));
         }
         named
     }
