@@ -760,7 +760,7 @@ const CANNOT_BEGIN: &str = "MOJIM_TEST_CANNOT_BEGIN";
 #[test]
 fn what_could_not_be_begun_is_committed_by_the_next_call() {
     for kind in ["private", "shared", "several"] {
-        let d = Dir::new("begun");
+        let d = Dir::new("cannot-begin");
         // A process of its own, which has the limit, and does not end in order.
         let out = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child_that_cannot_begin", "--nocapture"])
