@@ -91,6 +91,62 @@ enum Phase {
     Active,
 }
 
+/// What a session has for the register of views.
+struct Views {
+    client: ViewClient,
+    /// The number of the link on which the register was last asked.
+    asked_on: u64,
+    /// Whether this primary was alone before it asked for its mirror's admission.
+    was_alone: bool,
+    /// Until when an attach waits for its mirror's admission.
+    admit_by: Duration,
+    /// The nodes that may be the mirror, the present one among them.
+    candidates: Arc<Holders>,
+    /// Since when no link to the present mirror has got beyond greeting.
+    absent: Duration,
+    /// A backup may take over by itself: nothing is committed while the register cannot
+    /// be asked whether a backup has.
+    leased: bool,
+    /// The mirror of the epoch that the register is asked for, if a new one.
+    successor: Option<Peer>,
+    /// The mirror lost what it had acknowledged, or needs a whole copy: no link is made to it
+    /// before it is out of the view.
+    leaving: bool,
+    /// The register is asked for an epoch for a backup's sake: links of the present epoch
+    /// are made meanwhile.
+    raise_for_backup: bool,
+    /// When the register may be asked for such an epoch again, and the pause after that.
+    outbid_next: Duration,
+    outbid_pause: Duration,
+    /// The epoch of the view that the last `Hello` named.
+    hello_view_epoch: u64,
+}
+
+impl Views {
+    fn new(client: ViewClient, candidates: Arc<Holders>, now: Duration) -> Views {
+        Views {
+            client,
+            asked_on: 0,
+            was_alone: false,
+            admit_by: Duration::ZERO,
+            candidates,
+            absent: now,
+            leased: false,
+            successor: None,
+            leaving: false,
+            raise_for_backup: false,
+            outbid_next: Duration::ZERO,
+            outbid_pause: Duration::ZERO,
+            hello_view_epoch: 0,
+        }
+    }
+
+    /// Whether an epoch is asked for that the next link has to be of.
+    fn is_raising(&self) -> bool {
+        self.client.is_raising() && !self.raise_for_backup
+    }
+}
+
 /// The session.
 pub struct Session {
     primary: Arc<Primary>,
@@ -131,36 +187,10 @@ pub struct Session {
     /// Why the last try failed.
     pub last_error: Option<String>,
     spill: Option<SpillOut>,
-    /// The register of views, if the cluster has one.
-    view_client: Option<ViewClient>,
-    /// The number of the present link, and of the link on which the register was last
-    /// asked.
+    /// The number of the present link.
     link: u64,
-    asked_on: u64,
-    /// Whether this primary was alone before it asked for its mirror's admission.
-    was_alone: bool,
-    /// With a register: until when an attach waits for its mirror's admission.
-    admit_by: Duration,
-    /// The nodes that may be the mirror, the present one among them.
-    candidates: Arc<Holders>,
-    /// Since when no link to the present mirror has got beyond greeting.
-    absent: Duration,
-    /// A backup may take over by itself: nothing is committed while the register cannot
-    /// be asked whether a backup has.
-    leased: bool,
-    /// The mirror of the epoch that the register is asked for, if a new one.
-    successor: Option<Peer>,
-    /// The mirror lost what it had acknowledged, or needs a whole copy: no link is made to it
-    /// before it is out of the view.
-    leaving: bool,
-    /// The register is asked for an epoch for a backup's sake: links of the present epoch
-    /// are made meanwhile.
-    raise_for_backup: bool,
-    /// When the register may be asked for such an epoch again, and the pause after that.
-    outbid_next: Duration,
-    outbid_pause: Duration,
-    /// The epoch of the view that the last `Hello` named.
-    hello_view_epoch: u64,
+    /// If the cluster has a register of views.
+    views: Option<Views>,
     /// Silence after which a link counts as broken.
     silence: Duration,
     heartbeat: Duration,
@@ -199,20 +229,8 @@ impl Session {
             told: Vec::new(),
             last_error: None,
             spill: None,
-            view_client: None,
             link: 0,
-            asked_on: 0,
-            was_alone: false,
-            admit_by: Duration::ZERO,
-            candidates: Arc::default(),
-            absent: now,
-            successor: None,
-            leased: false,
-            leaving: false,
-            raise_for_backup: false,
-            outbid_next: Duration::ZERO,
-            outbid_pause: Duration::ZERO,
-            hello_view_epoch: 0,
+            views: None,
             silence: SILENCE,
             heartbeat: HEARTBEAT,
         }
@@ -229,12 +247,12 @@ impl Session {
         let store = &self.primary.store;
         let view = store.superblock().view;
         self.member = self.attach && (view.epoch == 0 || view.mirror == peer.name);
-        if let Some(view_client) = &mut self.view_client {
-            view_client.peer = None;
+        if let Some(views) = &mut self.views {
+            views.client.peer = None;
+            views.absent = store.env().now();
         }
         self.peer = peer;
         self.force_copy = false;
-        self.absent = store.env().now();
         self.backoff = Duration::from_millis(10);
     }
 
@@ -313,9 +331,8 @@ impl Session {
     fn abandon_link(&mut self, why: &str) {
         let p = self.primary.clone();
         let now = p.store.env().now();
-        if self.is_active()
-            && let Some(view_client) = &mut self.view_client
-        {
+        let (active, connected) = (self.is_active(), self.is_connected());
+        if active && let Some(views) = &mut self.views {
             // The link was of no use for a while before its failure was noticed.
             let silent = now.saturating_sub(self.heard);
             let stuck = match p.lacks_acks() {
@@ -327,12 +344,12 @@ impl Session {
             } else {
                 Duration::ZERO
             };
-            view_client.missed(silent.max(stuck));
+            views.client.missed(silent.max(stuck));
+        }
+        if connected && let Some(views) = &mut self.views {
+            views.absent = now;
         }
         self.link += 1;
-        if self.is_connected() {
-            self.absent = now;
-        }
         for lane in p.lanes.iter() {
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
@@ -426,13 +443,10 @@ impl Session {
     /// There is no link, and `when` is the time to try again: greets the mirror, or turns
     /// to another one. False if neither is to be done now.
     fn leave_idle(&mut self, now: Duration, when: Duration) -> Result<bool> {
-        let raising = self
-            .view_client
-            .as_ref()
-            .is_some_and(ViewClient::is_raising)
-            && !self.raise_for_backup;
+        let views = self.views.as_ref();
+        let waits = views.is_some_and(|v| v.is_raising() || v.leaving);
         // An attach whose outcome is not known is not tried a second time.
-        if now < when || raising || self.leaving || self.attach && self.is_asking() {
+        if now < when || waits || self.attach && self.is_asking() {
             return Ok(false);
         }
         if self.replace_mirror(now) {
@@ -463,27 +477,27 @@ impl Session {
     /// Whether another node has taken the mirror's place. The replaced node is no mirror
     /// any more, even if its own configuration still makes it one and it answers.
     fn is_replaced(&self) -> bool {
-        self.view_client.is_some()
+        let gone = |v: &Views| v.candidates.find(&self.peer.name).is_none();
+        self.views.as_ref().is_some_and(gone)
             && !self.attach
-            && self.candidates.find(&self.peer.name).is_none()
             && !self.primary.store.mutations.call_replaced.is_on()
     }
 
     fn greet(&mut self, now: Duration) -> Result<()> {
         let mut view = self.primary.store.superblock().view.epoch;
-        if let Some(view_client) = &mut self.view_client
+        if let Some(views) = &mut self.views
             && self.attach
         {
-            match view_client.view_to_attach(&self.primary.store) {
+            match views.client.view_to_attach(&self.primary.store) {
                 Ok(epoch) => {
                     view = view.max(epoch);
                     // The attach adopts what the register's mirror holds beyond this copy.
-                    let named = view_client.register.mirror.as_ref();
+                    let named = views.client.register.mirror.as_ref();
                     let other = named.filter(|m| m.node != self.peer.name);
                     let broken = &self.primary.store.mutations;
                     let other = other.filter(|_| !broken.ask_configured.is_on());
                     if let Some(m) = other
-                        && let Some(peer) = self.candidates.find(&m.node)
+                        && let Some(peer) = views.candidates.find(&m.node)
                     {
                         self.turn_to(peer);
                     }
@@ -496,7 +510,9 @@ impl Session {
                 }
             }
         }
-        self.hello_view_epoch = view;
+        if let Some(views) = &mut self.views {
+            views.hello_view_epoch = view;
+        }
         self.misses_mirror()?;
         if self.attach {
             self.epoch = self.epoch.max(self.unused_epoch());
@@ -634,15 +650,15 @@ impl Session {
 
     /// The mirror has begun the session.
     fn started(&mut self, s: Started, resume: u64) -> Result<()> {
-        if let Some(view_client) = &mut self.view_client {
+        if let Some(views) = &mut self.views {
             let peer = Member {
                 node: self.peer.name.clone(),
                 incarnation: s.life,
             };
-            if self.member && view_client.peer.as_ref() != Some(&peer) {
+            if self.member && views.client.peer.as_ref() != Some(&peer) {
                 return Err(Error::Protocol("the mirror began another life".into()));
             }
-            view_client.peer = Some(peer);
+            views.client.peer = Some(peer);
         }
         self.send_spills(s.session, resume)
     }
@@ -699,13 +715,13 @@ impl Session {
             if self.primary.store.superblock().state == State::Empty {
                 self.primary.store.make_new()?;
             }
-            if let Some(view_client) = &self.view_client {
+            if let Some(views) = &self.views {
                 let change = Change::Attach {
                     epoch: self.epoch,
-                    peer: view_client.peer.clone(),
+                    peer: views.client.peer.clone(),
                     // In `async` a mirror never holds everything.
                     member: self.member && self.paired_rule.mirror,
-                    adopted: view_client.adopted,
+                    adopted: views.client.adopted,
                 };
                 self.ask(change);
                 self.phase = Phase::Claiming { resume, keep };

@@ -95,8 +95,8 @@ impl Session {
     /// files.
     fn meet(&mut self, w: &Welcome) -> Result<()> {
         self.primary.other_end.is_at(w.level);
-        if let Some(view_client) = &mut self.view_client {
-            view_client.peer = Some(Member {
+        if let Some(views) = &mut self.views {
+            views.client.peer = Some(Member {
                 node: self.peer.name.clone(),
                 incarnation: w.life,
             });
@@ -147,11 +147,11 @@ impl Session {
             && self.paired_rule.mirror
             && (self.has_forgotten(theirs, w)
                 || has_lost(plan, self.primary.store.known_acknowledged().max(w.known)));
-        if let Some(view_client) = &mut self.view_client {
-            view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
+        if let Some(views) = &mut self.views {
+            views.client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
             if self.attach && (lost || *plan == Plan::CopyTo) {
                 // A copy that the register would refuse does not replace the other copy.
-                view_client.check_copy_to(&self.primary.store)?;
+                views.client.check_copy_to(&self.primary.store)?;
                 // The mirror will have everything only when it has caught up.
                 self.member = false;
             }
@@ -165,7 +165,7 @@ impl Session {
     /// Whether the mirror that the register names has not come to the epoch in which it was named,
     /// and counts as no mirror itself: its copy is of an earlier time.
     fn has_forgotten(&self, theirs: &Holding, w: &Welcome) -> bool {
-        let reg = self.view_client.as_ref().map(|c| &c.register);
+        let reg = self.views.as_ref().map(|v| &v.client.register);
         let named = |r: &&Register| r.mirror.as_ref().is_some_and(|m| m.node == self.peer.name);
         let knows = theirs.history.last_epoch();
         !w.member && reg.filter(named).is_some_and(|r| r.is_forgotten(knows))
@@ -200,11 +200,13 @@ impl Session {
             store.update(|s| s.view.mirror = JOINING.into())?;
             self.member = false;
         }
-        let leaves = self.view_client.is_some() && self.primary.spec.rule.mirror;
-        if !leaves || self.alone {
+        let Some(views) = &mut self.views else {
+            return Ok(());
+        };
+        if !self.primary.spec.rule.mirror || self.alone {
             return Ok(());
         }
-        self.leaving = true;
+        views.leaving = true;
         Err(Error::Protocol(format!(
             "node {} {why}: it leaves the view first",
             self.peer.name
@@ -216,7 +218,7 @@ impl Session {
     pub(super) fn misses_ring(&self) -> bool {
         let store = &self.primary.store;
         let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.is_on();
-        is_lost && self.view_client.is_none() && !self.primary.spec.rule.local
+        is_lost && self.views.is_none() && !self.primary.spec.rule.local
     }
 
     /// Why the mirror's copy (`member`: a member's; of `volume`) may lack what this node,
@@ -233,7 +235,7 @@ impl Session {
         if !member && (is_new || !self.member) {
             return Some(Lacks::CatchingUp);
         }
-        if self.view_client.is_some() {
+        if self.views.is_some() {
             return None;
         }
         if !is_new && !self.member {
@@ -279,8 +281,8 @@ impl Session {
         let store = &self.primary.store;
         let sb = store.superblock();
         let mut begun = store.history().last_epoch().max(sb.view.epoch);
-        if let Some(view_client) = &self.view_client {
-            begun = begun.max(view_client.register.epoch);
+        if let Some(views) = &self.views {
+            begun = begun.max(views.client.register.epoch);
         }
         may_outbid(epoch, begun, self.epoch.max(sb.promised))
     }
@@ -291,10 +293,10 @@ impl Session {
     pub(super) fn superseded(&mut self, text: String) -> Error {
         let mut e = Error::Stale(text.clone());
         if self.attach
-            && let Some(view_client) = &mut self.view_client
+            && let Some(views) = &mut self.views
         {
-            match view_client.view_to_attach(&self.primary.store) {
-                Ok(epoch) if epoch > self.hello_view_epoch => return Error::Protocol(text),
+            match views.client.view_to_attach(&self.primary.store) {
+                Ok(epoch) if epoch > views.hello_view_epoch => return Error::Protocol(text),
                 Ok(_) => {
                     e = Error::Stale(format!(
                         "{text}. The register of views does not know that view: it was made by hand while `failover` was manual. `mojim promote --force` on the node that is to go on settles it"

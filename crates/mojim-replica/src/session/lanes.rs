@@ -52,9 +52,9 @@ impl Session {
             .lock()
             .unwrap_or_else(|e| e.into_inner()) = None;
         if std::mem::take(&mut self.attach)
-            && let Some(view_client) = &self.view_client
+            && let Some(views) = &mut self.views
         {
-            self.admit_by = self.primary.store.env().now() + view_client.limit;
+            views.admit_by = self.primary.store.env().now() + views.client.limit;
         }
         for i in 0..self.primary.lanes.len() {
             self.primary.send(i);

@@ -22,7 +22,7 @@ impl Session {
 
     /// The register's epoch, if it was ever written.
     fn agreed(&self) -> Option<u64> {
-        let register = &self.view_client.as_ref()?.register;
+        let register = &self.views.as_ref()?.client.register;
         (register.version > 0).then_some(register.epoch)
     }
 

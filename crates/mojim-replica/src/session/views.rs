@@ -32,15 +32,17 @@ impl Session {
         }
         self.silence = self.silence.min(view_client.limit);
         self.heartbeat = self.heartbeat.min(view_client.limit / 4);
-        self.view_client = Some(view_client);
-        self.candidates = candidates;
+        let now = store.env().now();
+        self.views = Some(Views::new(view_client, candidates, now));
         Ok(self)
     }
 
     /// If a backup takes over by itself when primary and mirror are lost (`fallback =
     /// "automatic"`): nothing is committed while no majority of voters can be reached.
     pub fn leased(mut self) -> Session {
-        self.leased = true;
+        if let Some(views) = &mut self.views {
+            views.leased = true;
+        }
         self
     }
 
@@ -49,12 +51,12 @@ impl Session {
     /// replaced one that does not know it yet is no node's upstream. True if the register
     /// was asked.
     pub(super) fn replace_mirror(&mut self, now: Duration) -> bool {
-        let Some(view_client) = &self.view_client else {
+        let Some(views) = &mut self.views else {
             return false;
         };
-        let patience = view_client.limit * REPLACE;
-        let gone = now.saturating_sub(self.absent);
-        if self.attach || !self.alone || !view_client.may_try(now) || gone < patience {
+        let patience = views.client.limit * REPLACE;
+        let gone = now.saturating_sub(views.absent);
+        if self.attach || !self.alone || !views.client.may_try(now) || gone < patience {
             return false;
         }
         let all = self.primary.backups.progress();
@@ -64,7 +66,7 @@ impl Session {
         let Some(best) = active.max_by_key(|b| b.acked.load(Acquire)) else {
             return false;
         };
-        let Some(peer) = self.candidates.find(&best.name) else {
+        let Some(peer) = views.candidates.find(&best.name) else {
             return false;
         };
         let store = &self.primary.store;
@@ -72,9 +74,9 @@ impl Session {
             self.turn_to(peer);
             return false;
         }
-        self.successor = Some(peer);
-        self.raise_for_backup = false;
-        let known = view_client.register.epoch.max(store.superblock().promised);
+        views.successor = Some(peer);
+        views.raise_for_backup = false;
+        let known = views.client.register.epoch.max(store.superblock().promised);
         let epoch = store.next_epoch(known.max(self.epoch));
         self.ask(Change::Raise(epoch));
         true
@@ -83,11 +85,11 @@ impl Session {
     /// Whether the register knows this node as a primary that is alone: then there is no
     /// mirror to wait for.
     pub fn is_alone_by_register(&mut self) -> Result<bool> {
-        match &mut self.view_client {
+        match &mut self.views {
             None => Ok(false),
-            Some(view_client) => {
-                let may = view_client.may_attach_alone(&self.primary.store)?;
-                Ok(may && view_client.register.mirror.is_none())
+            Some(views) => {
+                let may = views.client.may_attach_alone(&self.primary.store)?;
+                Ok(may && views.client.register.mirror.is_none())
             }
         }
     }
@@ -95,8 +97,8 @@ impl Session {
     /// By the register: whether this node may attach without its mirror. `None` without a
     /// register.
     pub fn may_attach_alone(&mut self) -> Option<Result<bool>> {
-        let view_client = self.view_client.as_mut()?;
-        Some(view_client.may_attach_alone(&self.primary.store))
+        let views = self.views.as_mut()?;
+        Some(views.client.may_attach_alone(&self.primary.store))
     }
 
     /// The primary goes on without its mirror, which will join later; also after a
@@ -119,9 +121,9 @@ impl Session {
         let kept = store.holding(store.tail());
         self.ask_told(&kept)?;
         self.epoch = self.epoch.max(self.unused_epoch());
-        if let Some(view_client) = &mut self.view_client {
+        if let Some(views) = &mut self.views {
             // An earlier try may have begun an epoch that only the register knows.
-            let known = view_client.view_to_attach(&self.primary.store)?;
+            let known = views.client.view_to_attach(&self.primary.store)?;
             self.epoch = self.epoch.max(self.primary.store.next_epoch(known));
         }
         self.may_begin()?;
@@ -133,7 +135,9 @@ impl Session {
         self.begin(view)?;
         self.primary.set_rule(AckRule::LOCAL);
         self.alone = true;
-        self.absent = self.primary.store.env().now();
+        if let Some(views) = &mut self.views {
+            views.absent = self.primary.store.env().now();
+        }
         self.attach = false;
         self.member = false;
         self.primary.serve();
@@ -142,15 +146,15 @@ impl Session {
 
     /// Whether the register was asked for another view and has not answered.
     pub fn is_asking(&self) -> bool {
-        self.view_client.as_ref().is_some_and(ViewClient::is_asking)
+        self.views.as_ref().is_some_and(|v| v.client.is_asking())
     }
 
     /// Begins the epoch without a mirror.
     pub(super) fn begin(&mut self, view: View) -> Result<()> {
         // A mirror that does not answer may have what an empty copy lacks.
         assert_ne!(self.primary.store.superblock().state, State::Empty);
-        if let Some(view_client) = &mut self.view_client {
-            let claimed = view_client.attach_alone(&self.primary.store, self.epoch);
+        if let Some(views) = &mut self.views {
+            let claimed = views.client.attach_alone(&self.primary.store, self.epoch);
             self.claimed(claimed)?;
         }
         self.adopted_lsn = self.primary.begin(self.epoch, view)?;
@@ -169,24 +173,33 @@ impl Session {
 
     /// The next try begins an epoch that the register does not know yet.
     pub(super) fn leap(&mut self) {
-        if let Some(view_client) = &self.view_client {
-            let next = self.primary.store.next_epoch(view_client.register.epoch);
+        if let Some(views) = &self.views {
+            let next = self.primary.store.next_epoch(views.client.register.epoch);
             self.epoch = self.epoch.max(next);
         }
     }
 
     pub(super) fn ask(&mut self, change: Change) {
-        self.asked_on = self.link;
-        self.raise_for_backup &= matches!(change, Change::Raise(_)) && self.successor.is_none();
-        let view_client = self.view_client.as_mut().expect("the caller has one");
-        view_client.ask(&self.primary.store, change);
+        let views = self.views.as_mut().expect("the caller has one");
+        views.asked_on = self.link;
+        views.raise_for_backup &= matches!(change, Change::Raise(_)) && views.successor.is_none();
+        views.client.ask(&self.primary.store, change);
     }
 
     /// Takes the register's answer, if it has come; true if so.
     pub(super) fn hear_register(&mut self, now: Duration) -> Result<bool> {
-        let Some((change, outcome)) = self.view_client.as_mut().and_then(|c| c.answer(now)) else {
+        let Some(views) = &mut self.views else {
             return Ok(false);
         };
+        let Some((change, outcome)) = views.client.answer(now) else {
+            return Ok(false);
+        };
+        let same_link = views.asked_on == self.link;
+        let was_alone = views.was_alone;
+        // Only an epoch that was asked for names another mirror.
+        let successor = views
+            .successor
+            .take_if(|_| matches!(change, Change::Alone | Change::Raise(_)));
         let p = self.primary.clone();
         let Outcome {
             swapped, result, ..
@@ -199,7 +212,6 @@ impl Session {
             self.fatal = Some(e.clone());
             return Err(e.clone());
         }
-        let same_link = self.asked_on == self.link;
         match (change, result) {
             (Change::Attach { .. }, result) => {
                 let Phase::Claiming { resume, keep } = self.phase else {
@@ -217,7 +229,7 @@ impl Session {
             (Change::Admit(_), Ok(())) => {}
             (Change::Admit(_), Err(e)) => {
                 let doubt = swapped && !p.store.mutations.admit_in_doubt.is_on();
-                if !doubt && self.was_alone {
+                if !doubt && was_alone {
                     self.alone = true;
                     if !self.is_active() {
                         p.set_rule(AckRule::LOCAL);
@@ -233,14 +245,13 @@ impl Session {
                 }
                 p.raise(epoch)?;
                 self.epoch = epoch;
-                if let Some(peer) = self.successor.take() {
+                if let Some(peer) = successor {
                     self.turn_to(peer);
                 }
             }
             (Change::Look, Ok(())) => {}
             (Change::Look, Err(e)) => self.last_error = Some(e.to_string()),
             (Change::Alone | Change::Raise(_), Err(e)) => {
-                self.successor = None;
                 self.last_error = Some(e.to_string());
             }
         }
@@ -252,8 +263,10 @@ impl Session {
         let p = self.primary.clone();
         p.store.update(|s| s.view.mirror.clear())?;
         self.alone = true;
-        self.leaving = false;
-        self.absent = p.store.env().now();
+        if let Some(views) = &mut self.views {
+            views.leaving = false;
+            views.absent = p.store.env().now();
+        }
         if !self.is_active() {
             p.set_rule(AckRule::LOCAL);
         }
@@ -270,19 +283,16 @@ impl Session {
     /// version; a backup takes over only after it has seen no change for longer than
     /// that.
     pub(super) fn keep_lease(&mut self, now: Duration) {
-        if !self.leased || self.attach {
-            return;
-        }
-        let Some(view_client) = &self.view_client else {
+        let Some(views) = self.views.as_ref().filter(|v| v.leased && !self.attach) else {
             return;
         };
-        let look = view_client.should_look(now);
+        let look = views.client.should_look(now);
         let broken = &self.primary.store.mutations;
         if !broken.ignore_lease.is_on() {
             self.primary
-                .lease_until(view_client.confirmed + view_client.limit);
+                .lease_until(views.client.confirmed + views.client.limit);
         }
-        match now.saturating_sub(view_client.confirmed) < view_client.limit {
+        match now.saturating_sub(views.client.confirmed) < views.client.limit {
             true => self.primary.let_go(),
             false if broken.ignore_lease.is_on() => {}
             false => self.primary.hold(),
@@ -297,16 +307,16 @@ impl Session {
     pub(super) fn give_up_mirror(&mut self, now: Duration) -> Result<()> {
         let active = self.is_active();
         let needed = !self.attach && !self.alone && self.primary.spec.rule.mirror;
-        let Some(view_client) = &mut self.view_client else {
+        let Some(views) = &mut self.views else {
             return Ok(());
         };
         if !needed {
-            view_client.needs_none(now);
+            views.client.needs_none(now);
             return Ok(());
         }
-        view_client.watch(now, active);
-        let due = self.leaving || !active && view_client.is_due();
-        if !due || !view_client.may_try(now) {
+        views.client.watch(now, active);
+        let due = views.leaving || !active && views.client.is_due();
+        if !due || !views.client.may_try(now) {
             return Ok(());
         }
         // From here on, whatever the answer and even if none comes, the mirror is no
@@ -341,14 +351,14 @@ impl Session {
     /// alone does not end a primary: the register says which node is the primary.
     pub(super) fn outbid(&mut self, promised: u64, e: Error) -> Result<()> {
         let p = self.primary.clone();
-        let Some(view_client) = &mut self.view_client else {
+        let Some(views) = &mut self.views else {
             p.supersede(e.clone());
             self.fatal = Some(e.clone());
             return Err(e);
         };
-        if view_client.may_try(p.store.env().now()) {
+        if views.client.may_try(p.store.env().now()) {
             let epoch = p.store.next_epoch(promised.max(self.epoch));
-            self.raise_for_backup = false;
+            views.raise_for_backup = false;
             self.ask(Change::Raise(epoch));
         }
         Err(Error::Protocol(e.to_string()))
@@ -361,28 +371,29 @@ impl Session {
     /// is begun if many have begun since a checkpoint.
     pub(super) fn outbid_backup(&mut self, now: Duration) {
         let promised = self.primary.backups.outbid();
-        let (Some(view_client), store) = (&self.view_client, &self.primary.store) else {
+        let (active, store) = (self.is_active(), &self.primary.store);
+        let Some(views) = &mut self.views else {
             return;
         };
         // A new epoch makes links, and copies over them, begin anew.
         let copying = store.progress.get(now).is_some_and(|c| c.running);
-        let settled = (self.is_active() && self.member || self.alone) && !copying;
+        let settled = (active && self.member || self.alone) && !copying;
         if self.attach
             || !settled
-            || self.leaving
+            || views.leaving
             || promised <= self.epoch
-            || now < self.outbid_next
-            || !view_client.may_try(now)
+            || now < views.outbid_next
+            || !views.client.may_try(now)
             || store.history().entries().len() > MOST_EPOCHS
         {
             return;
         }
-        let pause = self.outbid_pause.max(view_client.limit);
-        self.outbid_pause = (pause * 2).min(OUTBID_PAUSE);
-        self.outbid_next = now + pause;
-        let known = promised.max(view_client.register.epoch).max(self.epoch);
+        let pause = views.outbid_pause.max(views.client.limit);
+        views.outbid_pause = (pause * 2).min(OUTBID_PAUSE);
+        views.outbid_next = now + pause;
+        let known = promised.max(views.client.register.epoch).max(self.epoch);
         let epoch = store.next_epoch(known);
-        self.raise_for_backup = true;
+        views.raise_for_backup = true;
         self.ask(Change::Raise(epoch));
     }
 
@@ -411,21 +422,17 @@ impl Session {
             }
             let all = *self.rejoin_lsn.get_or_insert_with(|| p.last());
             if p.acked.get() >= all || p.store.mutations.admit_early.is_on() {
-                let Some(view_client) = self
-                    .view_client
-                    .as_ref()
-                    .filter(|_| self.paired_rule.mirror)
-                else {
+                let Some(views) = self.views.as_mut().filter(|_| self.paired_rule.mirror) else {
                     return self.admitted();
                 };
                 let now = p.store.env().now();
-                if let Some(peer) = view_client.peer.clone()
-                    && view_client.may_try(now)
+                if let Some(peer) = views.client.peer.clone()
+                    && views.client.may_try(now)
                 {
                     // From now on the mirror may be a member: nothing is
                     // acknowledged without it, also if the answer is lost and
                     // then the link, until the register says otherwise.
-                    self.was_alone = std::mem::take(&mut self.alone);
+                    views.was_alone = std::mem::take(&mut self.alone);
                     self.ask(Change::Admit(peer));
                 }
             }
@@ -442,7 +449,8 @@ impl Session {
             return Ok(());
         }
         let joins = !self.member && self.is_active() && self.paired_rule.mirror;
-        let waits = joins && p.store.env().now() < self.admit_by;
+        let admit_by = self.views.as_ref().map_or(Duration::ZERO, |v| v.admit_by);
+        let waits = joins && p.store.env().now() < admit_by;
         if waits && !p.store.mutations.ready_early.is_on() {
             return Ok(());
         }
@@ -453,10 +461,8 @@ impl Session {
             p.store.apply(self.adopted_lsn, usize::MAX)?;
         }
         if p.store.applied() >= self.adopted_lsn {
-            if self.leased
-                && let Some(view_client) = &self.view_client
-            {
-                p.lease_until(view_client.confirmed + view_client.limit);
+            if let Some(views) = self.views.as_ref().filter(|v| v.leased) {
+                p.lease_until(views.client.confirmed + views.client.limit);
             }
             p.serve();
             p.wake_all();
