@@ -15,6 +15,7 @@ pub mod layout;
 pub mod link;
 pub mod mirror;
 pub mod pace;
+pub mod peer_link;
 pub mod piece;
 pub mod primary;
 pub mod register;

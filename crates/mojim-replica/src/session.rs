@@ -1,9 +1,8 @@
-//! The primary's session with its mirror: connect, agree, copy, open lanes,
-//! keep alive; again after every failure.
+//! The primary's session with its mirror: what a link (`peer_link.rs`) does for a peer that
+//! sync points wait for.
 //!
-//! Owns the control link and the making and breaking of the lanes' links. One
-//! state machine, stepped by the link thread (or the simulator); it never
-//! blocks. `docs/protocol.md`, "Session".
+//! Owns whether the mirror is a member, how an attach goes, and the making and breaking of the
+//! lanes' ends, which the primary's threads use. `docs/protocol.md`, "Session".
 //!
 //! Invariants:
 //! - The lanes' ends exist only between `Started` and the next failure, and all belong to
@@ -33,21 +32,21 @@ use mojim_protocol::{
     AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_outbid, reconcile,
 };
 
-use crate::handshake::{Limits, Opening, exceeds, theirs};
+use crate::handshake::{Limits, exceeds, theirs};
 use crate::holders::{Holders, Peer};
-use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx};
+use crate::link::{COPY_AGAIN, Rx, Tx};
 use crate::mirror::promote::used_up;
+use crate::peer_link::{FIRST_PAUSE, OpenLane, PeerLink, Phase, Policy};
 use crate::primary::Primary;
 use crate::spill_out::{SpillFile, SpillOut};
 use crate::told::Told;
 use crate::view_client::{Change, Outcome, ViewClient};
 use mojim_copy::copy_in::CopyIn;
-use mojim_copy::copy_out::CopyOut;
-use mojim_copy::stream::StreamOut;
-use mojim_env::wire::{Wire, bad};
-use mojim_env::{Conn, Error, Result, Space};
+use mojim_env::wire::bad;
+use mojim_env::{Error, Result, Space};
 use mojim_store::area::named_spill;
 use mojim_store::log::Live;
+use mojim_store::store::Store;
 
 /// A mirror that was given up may come back for this many times `failure_limit`; then a
 /// backup takes its place.
@@ -63,33 +62,6 @@ const MOST_EPOCHS: usize = 64;
 pub const FLAG_MEMBER: u16 = 1;
 
 pub use mojim_store::store::JOINING;
-
-enum Phase {
-    /// Not connected; try at this time.
-    Idle(Duration),
-    /// `Hello` is out.
-    Greeting,
-    /// A copy is being sent.
-    Sending(Box<CopyOut>),
-    /// All of it is sent; `Copied` is awaited.
-    Sent { lsn: u64 },
-    /// A copy is being received.
-    Receiving(CopyIn),
-    /// The register is asked for the view of an attach.
-    Claiming { resume: u64, keep: u64 },
-    /// `Start` is out.
-    Starting { resume: u64 },
-    /// Spill files go ahead of the records that the mirror lacks and that name them.
-    Spilling {
-        session: u64,
-        resume: u64,
-        files: VecDeque<SpillFile>,
-    },
-    /// The lanes' first words are out.
-    Opening(Opening),
-    /// Records flow.
-    Active,
-}
 
 /// What a session has for the register of views.
 struct Views {
@@ -147,21 +119,17 @@ impl Views {
     }
 }
 
-/// The session.
-pub struct Session {
+/// A session: a primary's link to its mirror.
+pub type Session = PeerLink<ToMirror>;
+
+/// What a link to a mirror has besides.
+pub struct ToMirror {
     primary: Arc<Primary>,
-    me: String,
-    peer: Peer,
     /// It attaches: nothing is shown to the application yet, and it begins a new epoch.
     attach: bool,
     /// The epoch to ask for while attaching.
     epoch: u64,
-    phase: Phase,
-    wire: Option<Wire>,
-    heard: Duration,
-    spoke: Duration,
     sent_at: Option<(Duration, u64)>,
-    beat: u64,
     member: bool,
     /// By the view, this primary needs no mirror until one has joined.
     alone: bool,
@@ -169,13 +137,10 @@ pub struct Session {
     paired_rule: AckRule,
     /// The last LSN that an attach adopted; the application waits until it is committed.
     adopted_lsn: u64,
-    force_copy: bool,
-    /// When something last moved on the links, and how far it was: what is
-    /// acknowledged, what the lanes have taken, and spill files.
-    progress: (Duration, [u64; 3]),
+    /// How far the lanes were at the last look: what is acknowledged, what they have taken.
+    reached: [u64; 2],
     /// The last LSN that may have been acknowledged without this mirror.
     rejoin_lsn: Option<u64>,
-    backoff: Duration,
     /// This node is to take the peer's copy.
     adopting: bool,
     /// Why attaching cannot succeed.
@@ -184,16 +149,100 @@ pub struct Session {
     loss: Option<Loss>,
     /// What other nodes said before the attach.
     told: Vec<Told>,
-    /// Why the last try failed.
-    pub last_error: Option<String>,
-    spill: Option<SpillOut>,
-    /// The number of the present link.
-    link: u64,
     /// If the cluster has a register of views.
     views: Option<Views>,
-    /// Silence after which a link counts as broken.
-    silence: Duration,
-    heartbeat: Duration,
+}
+
+impl Policy for ToMirror {
+    const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+    fn store(&self) -> &Arc<Store> {
+        &self.primary.store
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn acked(&self) -> u64 {
+        self.primary.acked.get()
+    }
+
+    fn prepare(s: &mut Session, now: Duration) -> Result<Option<bool>> {
+        s.prepare(now)
+    }
+
+    fn try_again(s: &mut Session, now: Duration) -> Result<bool> {
+        s.leave_idle(now)
+    }
+
+    fn agree(s: &mut Session, welcome: Welcome) -> Result<()> {
+        s.agree(welcome)
+    }
+
+    fn refused(s: &mut Session, refuse: Refuse) -> Error {
+        s.refused(refuse)
+    }
+
+    fn copy_refused(s: &mut Session, why: &Error) -> Error {
+        s.copy_failed(format!("node {}: {why}", s.peer.name))
+    }
+
+    fn copied(s: &mut Session, lsn: u64) -> Result<()> {
+        s.start(lsn, if s.policy.attach { lsn } else { u64::MAX })
+    }
+
+    fn started(s: &mut Session, started: Started, resume: u64) -> Result<()> {
+        s.started(started, resume)
+    }
+
+    fn activate(s: &mut Session, lanes: Vec<OpenLane>, _: Duration) {
+        s.activate(lanes);
+    }
+
+    fn spill_arrived(s: &mut Session, id: u64) {
+        s.policy.primary.spill_arrived(id);
+    }
+
+    fn beat(s: &mut Session, now: Duration) -> Result<(u64, bool)> {
+        Ok(s.beat(now))
+    }
+
+    fn beat_answered(s: &mut Session, f: &Frame, body: &[u8]) -> Result<()> {
+        s.beat_answered(f, body)
+    }
+
+    fn take(s: &mut Session, f: &Frame, body: &[u8]) -> Result<()> {
+        match (&mut s.phase, f.kind) {
+            (Phase::Asked, FrameKind::CopyBegin) => {
+                let copy = CopyIn::begin(&s.policy.primary.store, body)?;
+                s.phase = Phase::Receiving(copy);
+                Ok(())
+            }
+            (Phase::Receiving(_), _) => s.copy_in(f, body),
+            (Phase::Spilling { .. }, FrameKind::Spill) => s.spill_confirmed(f.lsn),
+            _ => Err(s.out_of_turn(f.kind)),
+        }
+    }
+
+    fn carry(s: &mut Session, now: Duration) -> Result<bool> {
+        if s.is_active() {
+            s.settle()?;
+        }
+        let moved = s.send_spill()?;
+        s.watch_lanes(now);
+        Ok(moved)
+    }
+
+    fn fail(s: &mut Session, e: Error) {
+        s.force_copy |= s.disagrees(&e);
+        let paired = s.is_active() && !s.policy.attach;
+        s.abandon_link(&e.to_string());
+        if paired {
+            let p = &s.policy.primary;
+            p.mirror_lost(p.store.env().now());
+        }
+    }
 }
 
 impl Session {
@@ -202,38 +251,24 @@ impl Session {
         let sb = primary.store.superblock();
         primary.pair_with(&peer.name);
         let member = sb.view.epoch == 0 || sb.view.mirror == peer.name;
-        let now = primary.store.env().now();
-        Session {
+        let to = ToMirror {
             epoch: primary.store.next_epoch(sb.promised.max(sb.view.epoch)),
             alone: false,
             paired_rule: primary.spec.rule,
             primary,
-            me: me.to_owned(),
-            peer,
             attach: true,
-            phase: Phase::Idle(now),
-            wire: None,
-            heard: now,
-            spoke: now,
             sent_at: None,
-            beat: 0,
             member,
             adopted_lsn: 0,
-            force_copy: false,
-            progress: (now, [0; 3]),
+            reached: [0; 2],
             rejoin_lsn: None,
-            backoff: Duration::from_millis(10),
             adopting: false,
             fatal: None,
             loss: None,
             told: Vec::new(),
-            last_error: None,
-            spill: None,
-            link: 0,
             views: None,
-            silence: SILENCE,
-            heartbeat: HEARTBEAT,
-        }
+        };
+        PeerLink::idle(to, me, peer)
     }
 
     /// The node that is its mirror, or is to be.
@@ -243,47 +278,42 @@ impl Session {
 
     /// Makes `peer` the mirror from here on.
     fn turn_to(&mut self, peer: Peer) {
-        self.primary.pair_with(&peer.name);
-        let store = &self.primary.store;
+        self.policy.primary.pair_with(&peer.name);
+        let store = &self.policy.primary.store;
         let view = store.superblock().view;
-        self.member = self.attach && (view.epoch == 0 || view.mirror == peer.name);
-        if let Some(views) = &mut self.views {
+        self.policy.member = self.policy.attach && (view.epoch == 0 || view.mirror == peer.name);
+        if let Some(views) = &mut self.policy.views {
             views.client.peer = None;
             views.absent = store.env().now();
         }
         self.peer = peer;
         self.force_copy = false;
-        self.backoff = Duration::from_millis(10);
+        self.backoff = FIRST_PAUSE;
     }
 
     /// The primary whose session this is.
     pub fn primary(&self) -> &Arc<Primary> {
-        &self.primary
+        &self.policy.primary
     }
 
     /// Whether it has not begun its epoch yet.
     pub fn is_attaching(&self) -> bool {
-        self.attach
+        self.policy.attach
     }
 
     /// Why attaching cannot succeed, if so.
     pub fn fatal(&self) -> Option<&Error> {
-        self.fatal.as_ref()
+        self.policy.fatal.as_ref()
     }
 
     /// What an attach would lose, if an operator must decide about it.
     pub fn loss(&self) -> Option<Loss> {
-        self.loss
-    }
-
-    /// Whether records flow.
-    pub fn is_active(&self) -> bool {
-        matches!(self.phase, Phase::Active)
+        self.policy.loss
     }
 
     /// Whether the mirror holds everything that was acknowledged.
     pub fn is_member(&self) -> bool {
-        self.member
+        self.policy.member
     }
 
     /// Whether the peer answers, whatever it says.
@@ -291,52 +321,15 @@ impl Session {
         !matches!(self.phase, Phase::Idle(_) | Phase::Greeting)
     }
 
-    /// Streams that were opened for a copy since the last call; the caller steps them.
-    pub fn take_streams(&mut self) -> Vec<StreamOut> {
-        match &mut self.phase {
-            Phase::Sending(out) => out.take_streams(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// One step. True if something happened, so that another may be due at once.
-    pub fn step(&mut self) -> bool {
-        match self.try_step() {
-            Ok(b) => b,
-            Err(e) => {
-                self.fail(e);
-                true
-            }
-        }
-    }
-
-    fn fail(&mut self, e: Error) {
-        let text = e.to_string();
-        if let Error::Refused {
-            code: RefuseCode::Protocol,
-            ..
-        } = e
-        {
-            // Another try does not help if the ends disagree: a whole copy does.
-            self.force_copy |= self.is_active();
-        }
-        let paired = self.is_active() && !self.attach;
-        self.abandon_link(&text);
-        if paired {
-            let p = &self.primary;
-            p.mirror_lost(p.store.env().now());
-        }
-    }
-
     fn abandon_link(&mut self, why: &str) {
-        let p = self.primary.clone();
+        let p = self.policy.primary.clone();
         let now = p.store.env().now();
         let (active, connected) = (self.is_active(), self.is_connected());
-        if active && let Some(views) = &mut self.views {
+        if active && let Some(views) = &mut self.policy.views {
             // The link was of no use for a while before its failure was noticed.
             let silent = now.saturating_sub(self.heard);
             let stuck = match p.lacks_acks() {
-                true => now.saturating_sub(self.progress.0),
+                true => now.saturating_sub(self.moved),
                 false => Duration::ZERO,
             };
             let silent = if silent > self.heartbeat * 2 {
@@ -346,10 +339,9 @@ impl Session {
             };
             views.client.missed(silent.max(stuck));
         }
-        if connected && let Some(views) = &mut self.views {
+        if connected && let Some(views) = &mut self.policy.views {
             views.absent = now;
         }
-        self.link += 1;
         for lane in p.lanes.iter() {
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
@@ -357,44 +349,39 @@ impl Session {
                 rx.close();
             }
         }
-        if let Phase::Opening(lanes) = &self.phase {
-            lanes.close();
-        }
-        if self.spill.take().is_some() && !why.is_empty() {
+        if self.spill.is_some() && !why.is_empty() {
             p.spills.failed(why);
         }
         p.spills.set_confirming(false);
-        self.rejoin_lsn = None;
-        if self.alone {
+        self.policy.rejoin_lsn = None;
+        if self.policy.alone {
             // The mirror that was joining is gone again.
             p.set_rule(AckRule::LOCAL);
         }
         p.link_up.store(false, Release);
         p.suspect.store(false, Release);
         p.forget_waits(self.silence);
-        self.sent_at = None;
-        if let Some(w) = self.wire.take() {
-            w.conn.close();
-        }
+        self.policy.sent_at = None;
+        self.close();
         p.store.load_abort();
-        p.store.progress.end(p.store.env().now(), false);
         p.store.freeze(false);
         if !why.is_empty() {
             self.last_error = Some(why.to_owned());
             *p.link_error.lock().unwrap_or_else(|e| e.into_inner()) =
                 Some(Error::Protocol(why.to_owned()));
         }
-        self.phase = Phase::Idle(now + self.backoff);
-        self.backoff = (self.backoff * 2).min(Duration::from_millis(500));
+        self.pause();
     }
 
-    fn try_step(&mut self) -> Result<bool> {
-        let now = self.primary.store.env().now();
-        if self.fatal.is_some() {
-            return Ok(false);
+    /// What is due whatever the phase: what the primary's threads and the register say.
+    fn prepare(&mut self, now: Duration) -> Result<Option<bool>> {
+        if self.policy.fatal.is_some() {
+            return Ok(None);
         }
-        if self.primary.suspect.swap(false, AcqRel) && !matches!(self.phase, Phase::Idle(_)) {
+        if self.policy.primary.suspect.swap(false, AcqRel) && !matches!(self.phase, Phase::Idle(_))
+        {
             let why = self
+                .policy
                 .primary
                 .link_error
                 .lock()
@@ -403,50 +390,21 @@ impl Session {
             return Err(why.unwrap_or_else(|| Error::Protocol("the link is suspected".into())));
         }
         // A copy that failed halfway must not be a source.
-        self.primary.store.check()?;
-        let mut moved = self.hear_register(now)?;
+        self.policy.primary.store.check()?;
+        let moved = self.hear_register(now)?;
         self.give_up_mirror(now)?;
         self.keep_lease(now);
         self.outbid_backup(now);
-        if let Phase::Idle(when) = self.phase {
-            return Ok(self.leave_idle(now, when)? || moved);
-        }
-        moved |= self.pump_copy()?;
-        moved |= self.open_lanes()?;
-        let Some(wire) = &mut self.wire else {
-            return Err(Error::Protocol("the control link is gone".into()));
-        };
-        wire.flush()?;
-        while let Some(wire) = &mut self.wire {
-            let Some((f, body)) = wire.take_frame()? else {
-                break;
-            };
-            moved = true;
-            self.on_frame(f, &body)?;
-            // The peer waits for this node's work, which is no silence of its own.
-            self.heard = self.primary.store.env().now();
-        }
-        self.check_copy()?;
-        self.check_heard(now)?;
-        self.keep_alive(now)?;
-        if self.is_active() {
-            self.settle()?;
-        }
-        moved |= self.pump_spill()?;
-        self.watch_lanes(now)?;
-        if let Some(wire) = &mut self.wire {
-            wire.flush()?;
-        }
-        Ok(moved)
+        Ok(Some(moved))
     }
 
-    /// There is no link, and `when` is the time to try again: greets the mirror, or turns
-    /// to another one. False if neither is to be done now.
-    fn leave_idle(&mut self, now: Duration, when: Duration) -> Result<bool> {
-        let views = self.views.as_ref();
+    /// It is time to try again: greets the mirror, or turns to another one. False if neither is
+    /// to be done now.
+    fn leave_idle(&mut self, now: Duration) -> Result<bool> {
+        let views = self.policy.views.as_ref();
         let waits = views.is_some_and(|v| v.is_raising() || v.leaving);
         // An attach whose outcome is not known is not tried a second time.
-        if now < when || waits || self.attach && self.is_asking() {
+        if waits || self.policy.attach && self.is_asking() {
             return Ok(false);
         }
         if self.replace_mirror(now) {
@@ -458,43 +416,27 @@ impl Session {
         self.greet(now).map(|()| true)
     }
 
-    /// An error if the mirror has been silent for too long.
-    fn check_heard(&self, now: Duration) -> Result<()> {
-        // The mirror may sync for long while it takes in a copy, or when all of a spill
-        // file has come.
-        let long = matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. })
-            || self.spill.as_ref().is_some_and(SpillOut::is_confirming);
-        let patience = if long { COPY_SILENCE } else { self.silence };
-        if now.saturating_sub(self.heard) > patience {
-            return Err(Error::Protocol(format!(
-                "{} has been silent for {patience:?}",
-                self.peer.name
-            )));
-        }
-        Ok(())
-    }
-
     /// Whether another node has taken the mirror's place. The replaced node is no mirror
     /// any more, even if its own configuration still makes it one and it answers.
     fn is_replaced(&self) -> bool {
         let gone = |v: &Views| v.candidates.find(&self.peer.name).is_none();
-        self.views.as_ref().is_some_and(gone)
-            && !self.attach
-            && !self.primary.store.mutations.call_replaced.is_on()
+        self.policy.views.as_ref().is_some_and(gone)
+            && !self.policy.attach
+            && !self.policy.primary.store.mutations.call_replaced.is_on()
     }
 
     fn greet(&mut self, now: Duration) -> Result<()> {
-        let mut view = self.primary.store.superblock().view.epoch;
-        if let Some(views) = &mut self.views
-            && self.attach
+        let mut view = self.policy.primary.store.superblock().view.epoch;
+        if let Some(views) = &mut self.policy.views
+            && self.policy.attach
         {
-            match views.client.view_to_attach(&self.primary.store) {
+            match views.client.view_to_attach(&self.policy.primary.store) {
                 Ok(epoch) => {
                     view = view.max(epoch);
                     // The attach adopts what the register's mirror holds beyond this copy.
                     let named = views.client.register.mirror.as_ref();
                     let other = named.filter(|m| m.node != self.peer.name);
-                    let broken = &self.primary.store.mutations;
+                    let broken = &self.policy.primary.store.mutations;
                     let other = other.filter(|_| !broken.ask_configured.is_on());
                     if let Some(m) = other
                         && let Some(peer) = views.candidates.find(&m.node)
@@ -504,30 +446,27 @@ impl Session {
                 }
                 Err(e) => {
                     if let Error::Stale(_) = e {
-                        self.fatal = Some(e.clone());
+                        self.policy.fatal = Some(e.clone());
                     }
                     return Err(e);
                 }
             }
         }
-        if let Some(views) = &mut self.views {
+        if let Some(views) = &mut self.policy.views {
             views.hello_view_epoch = view;
         }
         self.misses_mirror()?;
-        if self.attach {
-            self.epoch = self.epoch.max(self.unused_epoch());
+        if self.policy.attach {
+            self.policy.epoch = self.policy.epoch.max(self.unused_epoch());
             self.may_begin()?;
         }
-        let store = &self.primary.store;
-        let conn = store
-            .env()
-            .connect(&self.peer.address)
-            .map_err(|e| self.unreachable(&e))?;
+        let store = &self.policy.primary.store;
+        let conn = self.connect()?;
         let sb = store.superblock();
-        let tail = if self.attach {
+        let tail = if self.policy.attach {
             store.tail()
         } else {
-            self.primary.last()
+            self.policy.primary.last()
         };
         let hello = Hello {
             cluster: sb.cluster,
@@ -536,126 +475,42 @@ impl Session {
             to: self.peer.name.clone(),
             volume_id: sb.volume_id,
             view,
-            epoch: self.epoch,
-            attach: self.attach || !self.member,
+            epoch: self.policy.epoch,
+            attach: self.policy.attach || !self.policy.member,
             backup: false,
             lanes: store.logs().len() as u16,
             tail,
             history: store.history().entries().to_vec(),
         };
-        let mut wire = Wire::new(conn);
-        wire.send(FrameKind::Hello, self.epoch, &hello);
-        self.wire = Some(wire);
-        self.heard = now;
-        self.spoke = now;
-        self.phase = Phase::Greeting;
+        self.send_hello(conn, &hello, now);
         Ok(())
     }
 
     /// An epoch above those that earlier tries began: none is begun twice.
     fn unused_epoch(&self) -> u64 {
-        let store = &self.primary.store;
+        let store = &self.policy.primary.store;
         let view = store.superblock().view.epoch;
         store.next_epoch(view.max(store.history().last_epoch()))
     }
 
     /// Fails for good if no epoch is left to be begun.
     fn may_begin(&mut self) -> Result<()> {
-        if self.epoch <= LAST_EPOCH {
+        if self.policy.epoch <= LAST_EPOCH {
             return Ok(());
         }
-        let e = used_up(&self.primary.store.spec().volume, self.epoch);
-        self.fatal = Some(e.clone());
+        let e = used_up(&self.policy.primary.store.spec().volume, self.policy.epoch);
+        self.policy.fatal = Some(e.clone());
         Err(e)
-    }
-
-    fn unreachable(&self, e: &std::io::Error) -> Error {
-        Error::io(
-            format!(
-                "connecting to node {} at {}",
-                self.peer.name, self.peer.address
-            ),
-            e,
-        )
-    }
-
-    fn on_frame(&mut self, f: Frame, body: &[u8]) -> Result<()> {
-        if matches!(self.phase, Phase::Receiving(_)) {
-            let bytes = FRAME_LEN + body.len();
-            self.primary.store.progress.moved(bytes as u64);
-        }
-        let phase = std::mem::replace(&mut self.phase, Phase::Greeting);
-        let (phase, result) = match (phase, f.kind) {
-            (Phase::Greeting, FrameKind::Welcome) => {
-                return self.agree(Welcome::decode(body).map_err(bad)?);
-            }
-            (Phase::Sending(_) | Phase::Sent { .. }, FrameKind::Refuse) => {
-                let r = Refuse::decode(body).map_err(bad)?;
-                return Err(self.copy_failed(format!("node {}: {}", self.peer.name, r.text)));
-            }
-            (p, FrameKind::Refuse) => {
-                let r = Refuse::decode(body).map_err(bad)?;
-                (p, self.refused(r))
-            }
-            (Phase::Greeting, FrameKind::CopyBegin) => {
-                let copy = CopyIn::begin(&self.primary.store, body)?;
-                (Phase::Receiving(copy), Ok(()))
-            }
-            (Phase::Receiving(copy), k) if k != FrameKind::Heartbeat => {
-                return self.copy_in(copy, &f, body);
-            }
-            (Phase::Sending(mut out), k @ (FrameKind::CopyHave | FrameKind::CopyWant)) => {
-                let r = out.hear(k, body);
-                (Phase::Sending(out), r)
-            }
-            (Phase::Sent { lsn }, FrameKind::Copied) => return self.copied(lsn),
-            (Phase::Starting { resume }, FrameKind::Started) => {
-                return self.started(Started::decode(body).map_err(bad)?, resume);
-            }
-            (
-                Phase::Spilling {
-                    session,
-                    resume,
-                    files,
-                },
-                FrameKind::Spill,
-            ) => return self.spill_confirmed(session, resume, files, f.lsn),
-            (p @ Phase::Active, FrameKind::Spill) => {
-                self.primary.spill_arrived(f.lsn);
-                (p, Ok(()))
-            }
-            (p, FrameKind::Heartbeat) => {
-                let taken = self.beat_answered(&f, body, matches!(p, Phase::Active));
-                (p, taken)
-            }
-            (p, k) => (
-                p,
-                Err(Error::Protocol(format!(
-                    "{} sent {k:?} out of turn",
-                    self.peer.name
-                ))),
-            ),
-        };
-        self.phase = phase;
-        result
-    }
-
-    /// The mirror has a whole copy, as of `lsn`.
-    fn copied(&mut self, lsn: u64) -> Result<()> {
-        let store = &self.primary.store;
-        store.progress.end(store.env().now(), true);
-        self.force_copy = false;
-        self.start(lsn, if self.attach { lsn } else { u64::MAX })
     }
 
     /// The mirror has begun the session.
     fn started(&mut self, s: Started, resume: u64) -> Result<()> {
-        if let Some(views) = &mut self.views {
+        if let Some(views) = &mut self.policy.views {
             let peer = Member {
                 node: self.peer.name.clone(),
                 incarnation: s.life,
             };
-            if self.member && views.client.peer.as_ref() != Some(&peer) {
+            if self.policy.member && views.client.peer.as_ref() != Some(&peer) {
                 return Err(Error::Protocol("the mirror began another life".into()));
             }
             views.client.peer = Some(peer);
@@ -665,7 +520,7 @@ impl Session {
 
     /// Takes the answer to a heartbeat: the round-trip time, the epoch that a backup of the
     /// mirror's has promised, if the answer has one, and the mirror's room.
-    fn beat_answered(&mut self, f: &Frame, body: &[u8], active: bool) -> Result<()> {
+    fn beat_answered(&mut self, f: &Frame, body: &[u8]) -> Result<()> {
         let alive = Alive::decode(body).map_err(bad)?;
         if alive.block > MOST_BLOCK {
             return Err(Error::Protocol(format!(
@@ -673,24 +528,27 @@ impl Session {
                 self.peer.name, alive.block
             )));
         }
-        if active {
-            self.primary.backups.outbid_by(alive.outbid, self.epoch);
+        if self.is_active() {
+            self.policy
+                .primary
+                .backups
+                .outbid_by(alive.outbid, self.policy.epoch);
             let space = Space {
                 bytes: alive.bytes,
                 files: alive.files,
                 block: alive.block,
             };
-            self.primary.other_end.has_room(alive.applied, space);
+            self.policy.primary.other_end.has_room(alive.applied, space);
         }
-        if let Some((at, n)) = self.sent_at
+        if let Some((at, n)) = self.policy.sent_at
             && f.flags as u64 == n & 0x7fff
         {
-            let took = self.primary.store.env().now() - at;
-            let usual = self.primary.other_end.measured(took);
-            self.primary.store.logs()[0]
+            let took = self.policy.primary.store.env().now() - at;
+            let usual = self.policy.primary.other_end.measured(took);
+            self.policy.primary.store.logs()[0]
                 .live(Live::RoundTrip)
                 .store(usual.as_nanos() as u64, Relaxed);
-            self.sent_at = None;
+            self.policy.sent_at = None;
         }
         Ok(())
     }
@@ -698,9 +556,9 @@ impl Session {
     /// The view of this session.
     fn view(&self) -> View {
         View {
-            epoch: self.epoch,
+            epoch: self.policy.epoch,
             primary: self.me.clone(),
-            mirror: if self.member {
+            mirror: if self.policy.member {
                 self.peer.name.clone()
             } else {
                 JOINING.into()
@@ -711,87 +569,55 @@ impl Session {
     /// Begins the session: the mirror has everything up to `resume`. An attach
     /// begins its epoch first, with the register's consent.
     fn start(&mut self, resume: u64, keep: u64) -> Result<()> {
-        if self.attach {
-            if self.primary.store.superblock().state == State::Empty {
-                self.primary.store.make_new()?;
+        if self.policy.attach {
+            if self.policy.primary.store.superblock().state == State::Empty {
+                self.policy.primary.store.make_new()?;
             }
-            if let Some(views) = &self.views {
+            if let Some(views) = &self.policy.views {
                 let change = Change::Attach {
-                    epoch: self.epoch,
+                    epoch: self.policy.epoch,
                     peer: views.client.peer.clone(),
                     // In `async` a mirror never holds everything.
-                    member: self.member && self.paired_rule.mirror,
+                    member: self.policy.member && self.policy.paired_rule.mirror,
                     adopted: views.client.adopted,
                 };
                 self.ask(change);
                 self.phase = Phase::Claiming { resume, keep };
                 return Ok(());
             }
-            self.adopted_lsn = self.primary.begin(self.epoch, self.view())?;
+            self.policy.adopted_lsn = self.policy.primary.begin(self.policy.epoch, self.view())?;
         }
-        self.send_start(resume, keep);
+        self.send_terms(resume, keep);
         Ok(())
     }
 
     /// Sends the session's terms.
-    fn send_start(&mut self, resume: u64, keep: u64) {
-        let store = &self.primary.store;
+    fn send_terms(&mut self, resume: u64, keep: u64) {
+        let store = &self.policy.primary.store;
         let start = Start {
-            epoch: self.epoch,
+            epoch: self.policy.epoch,
             primary: self.me.clone(),
             volume_id: store.superblock().volume_id,
-            member: self.member,
+            member: self.policy.member,
             keep,
             history: store.history().entries().to_vec(),
         };
         // The mirror may have less than it once acknowledged: it lost its log.
-        self.primary.acked.reset(resume);
-        let wire = self.wire.as_mut().expect("connected");
-        wire.send(FrameKind::Start, self.epoch, &start);
-        self.phase = Phase::Starting { resume };
+        self.policy.primary.acked.reset(resume);
+        self.send_start(&start, resume);
     }
 
-    fn keep_alive(&mut self, now: Duration) -> Result<()> {
-        if now.saturating_sub(self.spoke) < self.heartbeat && self.beat > 0 {
-            return Ok(());
-        }
-        let Some(wire) = &mut self.wire else {
-            return Ok(());
-        };
-        if wire.backlog() > 0 {
-            return Ok(());
-        }
-        let committed = if self.is_active() {
-            self.primary.committed_whole()
-        } else {
-            0
-        };
-        let copies = self.copies().is_some();
-        let Some(wire) = &mut self.wire else {
-            return Ok(());
-        };
-        if matches!(self.phase, Phase::Greeting) {
-            // The peer expects `Hello` and nothing else first.
-            self.spoke = now;
-            return Ok(());
-        }
-        self.beat += 1;
-        self.spoke = now;
+    /// What a heartbeat says: what is committed, and whether the mirror is a member.
+    fn beat(&mut self, now: Duration) -> (u64, bool) {
         // A round trip longer than the heartbeat interval is measured too; the time that
         // the mirror takes for a copy is not the link's.
-        if !copies {
-            self.sent_at.get_or_insert((now, self.beat));
+        if !self.is_copying() {
+            self.policy.sent_at.get_or_insert((now, self.beat));
         }
-        let flags = (self.beat & 0x7fff) as u16;
-        let member = self.member && matches!(self.phase, Phase::Active);
-        wire.queue(
-            FrameKind::Heartbeat,
-            self.epoch,
-            committed,
-            flags,
-            &[member as u8],
-        );
-        Ok(())
+        match self.is_active() {
+            true => (self.policy.primary.committed_whole(), self.policy.member),
+            false => (0, false),
+        }
     }
 
     /// The last word of a primary that ends in order: tells the mirror what is
@@ -802,22 +628,13 @@ impl Session {
             self.abandon_link("");
             return;
         }
-        let env = self.primary.store.env().clone();
+        let env = self.policy.primary.store.env().clone();
         let end = env.now() + Duration::from_millis(500);
         self.beat += 1;
-        let flags = (self.beat & 0x7fff) as u16;
-        let committed = self.primary.committed_whole();
-        if let Some(w) = &mut self.wire {
-            w.queue(
-                FrameKind::Heartbeat,
-                self.epoch,
-                committed,
-                flags,
-                &[self.member as u8, 1],
-            );
-        }
-        self.sent_at = Some((env.now(), self.beat));
-        while self.sent_at.is_some() && env.now() < end && self.is_active() {
+        let committed = self.policy.primary.committed_whole();
+        self.queue_beat(committed, &[self.policy.member as u8, 1]);
+        self.policy.sent_at = Some((env.now(), self.beat));
+        while self.policy.sent_at.is_some() && env.now() < end && self.is_active() {
             if !self.step()
                 && let Some(c) = self.conn()
             {
@@ -829,23 +646,14 @@ impl Session {
 
     /// Whether a heartbeat is out and its answer has not come.
     pub fn awaits_answer(&self) -> bool {
-        self.is_active() && self.sent_at.is_some()
+        self.is_active() && self.policy.sent_at.is_some()
     }
 
     /// While a copy is made: whether bytes wait for room on the link. Only then does the
     /// link alone tell when there is more to do.
     pub fn copies(&self) -> Option<bool> {
-        let copies = matches!(
-            self.phase,
-            Phase::Sending(_) | Phase::Sent { .. } | Phase::Receiving(_)
-        );
         let full = self.wire.as_ref().is_some_and(|w| w.backlog() > 0);
-        copies.then_some(full)
-    }
-
-    /// The connection to wait on, when there is nothing to do.
-    pub fn conn(&self) -> Option<&Arc<dyn Conn>> {
-        self.wire.as_ref().map(|w| &w.conn)
+        self.is_copying().then_some(full)
     }
 }
 
@@ -854,6 +662,61 @@ mod tests {
     use super::*;
     use mojim_config::WriteBack;
     use mojim_env::Address;
+
+    /// A session with a mirror that cannot be reached.
+    fn session(p: Primary) -> Session {
+        let tcp = Address::Tcp(([127, 0, 0, 1], 9).into());
+        let peer = Peer {
+            name: "b".into(),
+            address: tcp.clone(),
+            tcp,
+            shared: false,
+        };
+        Session::attach(Arc::new(p), "a", peer)
+    }
+
+    /// While a frame was taken, the session was in the phase after `Hello`. If the frame could
+    /// not be read, the session ended as one that had not begun: the mirror was not counted as
+    /// lost, nor what it alone had as at risk.
+    #[test]
+    fn a_frame_that_cannot_be_read_ends_the_phase_in_which_it_came() {
+        let (p, dir) = crate::primary::tests::alone("unread", WriteBack::Auto);
+        let mut s = session(p);
+        s.phase = Phase::Active;
+        let f = Frame {
+            kind: FrameKind::Refuse,
+            flags: 0,
+            epoch: 1,
+            lsn: 0,
+            body: 1,
+        };
+        s.on_frame(&f, &[1]).unwrap_err();
+        assert!(s.is_active());
+        drop(s);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Each try to reach a mirror that was away ended the account of whatever copy this node
+    /// made: one for a backup. `mojim status` did not show that copy, and a new epoch could be
+    /// begun in the middle of it.
+    #[test]
+    fn a_mirror_that_is_away_ends_no_copy_for_a_backup() {
+        let (p, dir) = crate::primary::tests::alone("copies", WriteBack::Auto);
+        let mut s = session(p);
+        let store = s.policy.primary.store.clone();
+        store.progress.begin(s.now(), false, 1 << 20);
+        store.progress.moved(1);
+        while s.last_error.is_none() {
+            s.step();
+        }
+        assert!(store.progress.get(s.now()).unwrap().running);
+        // Its own copy ends with its link.
+        s.phase = Phase::Sent { lsn: 1 };
+        s.abandon_link("the link broke");
+        assert!(!store.progress.get(s.now()).unwrap().running);
+        drop(s);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     /// A record that the mirror refused was sent and refused again for ever: the session
     /// received the refusal as a text, without its code. A refusal because of the
@@ -875,16 +738,9 @@ mod tests {
             (Error::Protocol("no acknowledgement in time".into()), false),
         ] {
             let (p, dir) = crate::primary::tests::alone("refused", WriteBack::Auto);
-            let tcp = Address::Tcp(([127, 0, 0, 1], 9).into());
-            let peer = Peer {
-                name: "b".into(),
-                address: tcp.clone(),
-                tcp,
-                shared: false,
-            };
-            let mut s = Session::attach(Arc::new(p), "a", peer);
+            let mut s = session(p);
             s.phase = Phase::Active;
-            s.primary.suspect(why.clone());
+            s.policy.primary.suspect(why.clone());
             assert!(s.step());
             assert_eq!(s.force_copy, copies, "{why}");
             drop(s);

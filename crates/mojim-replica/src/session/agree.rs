@@ -17,23 +17,22 @@ impl Session {
     /// Decides which copy both nodes will have, by the mirror's answer to the greeting, and
     /// begins to bring it about.
     pub(super) fn agree(&mut self, w: Welcome) -> Result<()> {
-        self.phase = Phase::Greeting;
-        let store = self.primary.store.clone();
+        let store = self.policy.primary.store.clone();
         let theirs = theirs(&w)?;
         self.check_known_epoch(theirs.history.last_epoch())?;
         self.meet(&w)?;
         // What is in the logs now stays there until the lanes are open.
         store.freeze(true);
-        let tail = if self.attach {
+        let tail = if self.policy.attach {
             store.tail()
         } else {
-            self.primary.last()
+            self.policy.primary.last()
         };
         let ours = store.holding(tail);
         let plan = self.plan_for(&ours, &theirs);
         if plan == Plan::CopyFrom {
             let lacks = self.may_lack(w.member, theirs.volume_id);
-            let lacks = lacks.filter(|_| !self.adopting);
+            let lacks = lacks.filter(|_| !self.policy.adopting);
             self.refuse_loss(lacks.map(Loss::Copy), &ours, &theirs, &w)?;
         }
         self.weigh_loss(&plan, &ours, &theirs, &w)?;
@@ -44,9 +43,10 @@ impl Session {
                 self.copy_out()
             }
             Plan::CopyFrom => {
-                self.adopting = true;
+                self.policy.adopting = true;
                 let wire = self.wire.as_mut().expect("connected");
-                wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
+                wire.queue(FrameKind::CopyRequest, self.policy.epoch, 0, 0, &[]);
+                self.phase = Phase::Asked;
                 Ok(())
             }
             Plan::Foreign => {
@@ -54,21 +54,21 @@ impl Session {
                     "nodes {} and {} hold different volumes of this name; remove one of the copies (its directory and its part of .mojim) to have the other copied there",
                     self.me, self.peer.name
                 ));
-                if self.attach {
-                    self.fatal = Some(e.clone());
+                if self.policy.attach {
+                    self.policy.fatal = Some(e.clone());
                 }
                 Err(e)
             }
             Plan::Nothing => {
-                self.loss = (w.known > 0).then_some(Loss::Known(w.known));
-                let (volume, peer) = (&self.primary.store.spec().volume, &self.peer.name);
+                self.policy.loss = (w.known > 0).then_some(Loss::Known(w.known));
+                let (volume, peer) = (&self.policy.primary.store.spec().volume, &self.peer.name);
                 let e = Error::Invalid(match w.known {
                     0 => "no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into(),
                     known => format!(
                         "this node has no copy of volume {volume}, and that of node {peer} is to be made anew, by an operator's word or since its log is damaged: sync points up to LSN {known} may have been acknowledged. Restore a copy, or go on with what is there: `mojim promote --force --volume {volume} --name {peer}`"
                     ),
                 });
-                self.fatal = Some(e.clone());
+                self.policy.fatal = Some(e.clone());
                 Err(e)
             }
         }
@@ -81,8 +81,8 @@ impl Session {
         }
         // A node that comes back empty knows no epoch, and its copy may come from a
         // mirror that has promised none above this one's.
-        if self.attach && theirs >= self.epoch {
-            self.epoch = self.primary.store.next_epoch(theirs);
+        if self.policy.attach && theirs >= self.policy.epoch {
+            self.policy.epoch = self.policy.primary.store.next_epoch(theirs);
             return Err(Error::Protocol(format!(
                 "node {} knows epoch {theirs}: a later one is begun",
                 self.peer.name
@@ -94,25 +94,25 @@ impl Session {
     /// Takes down what the mirror is and can do; an error if it cannot have one of the
     /// files.
     fn meet(&mut self, w: &Welcome) -> Result<()> {
-        self.primary.other_end.is_at(w.level);
-        if let Some(views) = &mut self.views {
+        self.policy.primary.other_end.is_at(w.level);
+        if let Some(views) = &mut self.policy.views {
             views.client.peer = Some(Member {
                 node: self.peer.name.clone(),
                 incarnation: w.life,
             });
         }
         let limits = Limits::of(w);
-        if let Some(why) = exceeds(&self.primary.store, &self.peer.name, limits) {
+        if let Some(why) = exceeds(&self.policy.primary.store, &self.peer.name, limits) {
             return Err(self.copy_failed(why));
         }
-        self.primary.other_end.has_limits(limits);
+        self.policy.primary.other_end.has_limits(limits);
         Ok(())
     }
 
     /// What is to be done about what both nodes have.
     fn plan_for(&self, ours: &Holding, theirs: &Holding) -> Plan {
-        let store = &self.primary.store;
-        match reconcile(ours, theirs, store.oldest(), self.attach) {
+        let store = &self.policy.primary.store;
+        match reconcile(ours, theirs, store.oldest(), self.policy.attach) {
             Plan::Resend { .. } if self.force_copy => Plan::CopyTo,
             plan => plan,
         }
@@ -128,9 +128,9 @@ impl Session {
         theirs: &Holding,
         w: &Welcome,
     ) -> Result<()> {
-        if self.attach {
+        if self.policy.attach {
             let known = Known {
-                primary: self.primary.store.known_acknowledged(),
+                primary: self.policy.primary.store.known_acknowledged(),
                 mirror: w.known,
                 ring_lost: self.misses_ring(),
                 member: w.member,
@@ -143,21 +143,24 @@ impl Session {
             self.ask_told(kept)?;
         }
         // The log of a mirror may be damaged, even if this copy lacks nothing.
-        let lost = self.attach
-            && self.paired_rule.mirror
+        let lost = self.policy.attach
+            && self.policy.paired_rule.mirror
             && (self.has_forgotten(theirs, w)
-                || has_lost(plan, self.primary.store.known_acknowledged().max(w.known)));
-        if let Some(views) = &mut self.views {
+                || has_lost(
+                    plan,
+                    self.policy.primary.store.known_acknowledged().max(w.known),
+                ));
+        if let Some(views) = &mut self.policy.views {
             views.client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
-            if self.attach && (lost || *plan == Plan::CopyTo) {
+            if self.policy.attach && (lost || *plan == Plan::CopyTo) {
                 // A copy that the register would refuse does not replace the other copy.
-                views.client.check_copy_to(&self.primary.store)?;
+                views.client.check_copy_to(&self.policy.primary.store)?;
                 // The mirror will have everything only when it has caught up.
-                self.member = false;
+                self.policy.member = false;
             }
         }
         if lost {
-            self.member = false;
+            self.policy.member = false;
         }
         Ok(())
     }
@@ -165,7 +168,7 @@ impl Session {
     /// Whether the mirror that the register names has not come to the epoch in which it was named,
     /// and counts as no mirror itself: its copy is of an earlier time.
     fn has_forgotten(&self, theirs: &Holding, w: &Welcome) -> bool {
-        let reg = self.views.as_ref().map(|v| &v.client.register);
+        let reg = self.policy.views.as_ref().map(|v| &v.client.register);
         let named = |r: &&Register| r.mirror.as_ref().is_some_and(|m| m.node == self.peer.name);
         let knows = theirs.history.last_epoch();
         !w.member && reg.filter(named).is_some_and(|r| r.is_forgotten(knows))
@@ -173,12 +176,19 @@ impl Session {
 
     /// Sends the mirror the records above `from`; `tail` is the last one as yet.
     fn resend(&mut self, from: u64, tail: u64) -> Result<()> {
-        if self.member && from < self.primary.store.whole(self.primary.acked.get()) {
+        if self.policy.member
+            && from
+                < self
+                    .policy
+                    .primary
+                    .store
+                    .whole(self.policy.primary.acked.get())
+        {
             self.exclude_mirror("has less than it acknowledged")?;
         }
         // A mirror that joins again may hold records of an older epoch beyond what is
         // common: they must go. Within one epoch, what it has out of order is right.
-        let keep = match (self.attach, self.member) {
+        let keep = match (self.policy.attach, self.policy.member) {
             (true, _) => tail,
             (false, true) => u64::MAX,
             (false, false) => from,
@@ -191,19 +201,19 @@ impl Session {
     /// the next attach knows it too. With a register it leaves the view first: this node may
     /// fail before the register names the new copy, and then no node could go on.
     fn exclude_mirror(&mut self, why: &str) -> Result<()> {
-        if self.attach {
+        if self.policy.attach {
             return Ok(());
         }
-        if self.member {
+        if self.policy.member {
             self.lean_on_own_log()?;
-            let store = &self.primary.store;
+            let store = &self.policy.primary.store;
             store.update(|s| s.view.mirror = JOINING.into())?;
-            self.member = false;
+            self.policy.member = false;
         }
-        let Some(views) = &mut self.views else {
+        let Some(views) = &mut self.policy.views else {
             return Ok(());
         };
-        if !self.primary.spec.rule.mirror || self.alone {
+        if !self.policy.primary.spec.rule.mirror || self.policy.alone {
             return Ok(());
         }
         views.leaving = true;
@@ -216,75 +226,85 @@ impl Session {
     /// Whether this node lost its ring in a mode that counts on the mirror alone, and no
     /// register says which node still has its records.
     pub(super) fn misses_ring(&self) -> bool {
-        let store = &self.primary.store;
+        let store = &self.policy.primary.store;
         let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.is_on();
-        is_lost && self.views.is_none() && !self.primary.spec.rule.local
+        is_lost && self.policy.views.is_none() && !self.policy.primary.spec.rule.local
     }
 
     /// Why the mirror's copy (`member`: a member's; of `volume`) may lack what this node,
     /// whose own is empty, acknowledged without it. `None` if this node's is not empty: a
     /// copy that has all of it and more may be taken.
     pub(super) fn may_lack(&self, member: bool, volume: u64) -> Option<Lacks> {
-        let sb = self.primary.store.superblock();
+        let sb = self.policy.primary.store.superblock();
         // A volume that began anew while the mirror's copy was away knows nothing of it.
         let began_anew = sb.state != State::Empty && sb.volume_id != volume;
         if sb.state != State::Empty && !began_anew {
             return None;
         }
         let is_new = sb.view.epoch == 0 || began_anew;
-        if !member && (is_new || !self.member) {
+        if !member && (is_new || !self.policy.member) {
             return Some(Lacks::CatchingUp);
         }
-        if self.views.is_some() {
+        if self.policy.views.is_some() {
             return None;
         }
-        if !is_new && !self.member {
+        if !is_new && !self.policy.member {
             return Some(Lacks::Alone);
         }
-        (!self.paired_rule.mirror).then_some(Lacks::Behind)
+        (!self.policy.paired_rule.mirror).then_some(Lacks::Behind)
     }
 
-    pub(super) fn refused(&mut self, r: Refuse) -> Result<()> {
+    pub(super) fn refused(&mut self, r: Refuse) -> Error {
         let text = format!("node {}: {}", self.peer.name, r.text);
+        if self.is_copying_out() {
+            return self.copy_failed(text);
+        }
         match r.code {
-            RefuseCode::StaleEpoch if !self.is_near(r.epoch) => Err(self.far(r.epoch)),
-            RefuseCode::StaleEpoch if self.attach => {
-                self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
-                Err(Error::Protocol(text))
+            RefuseCode::StaleEpoch if !self.is_near(r.epoch) => self.far(r.epoch),
+            RefuseCode::StaleEpoch if self.policy.attach => {
+                self.policy.epoch = self
+                    .policy
+                    .epoch
+                    .max(self.policy.primary.store.next_epoch(r.epoch));
+                Error::Protocol(text)
             }
-            RefuseCode::Superseded => Err(self.superseded(text)),
+            RefuseCode::Superseded => self.superseded(text),
             RefuseCode::StaleEpoch => self.outbid(r.epoch, Error::Stale(text)),
-            RefuseCode::Stranger | RefuseCode::Foreign if self.attach => {
-                self.fatal = Some(Error::Invalid(text.clone()));
-                Err(Error::Protocol(text))
+            RefuseCode::Stranger | RefuseCode::Foreign if self.policy.attach => {
+                self.policy.fatal = Some(Error::Invalid(text.clone()));
+                Error::Protocol(text)
             }
             RefuseCode::Foreign => {
                 // The primary goes on without that node, which an operator has to look at.
                 self.backoff = COPY_AGAIN;
-                Err(Error::Protocol(text))
+                Error::Protocol(text)
             }
-            _ => Err(Error::Protocol(text)),
+            _ => Error::Protocol(text),
         }
     }
 
     /// The peer names an epoch that it cannot have: it is not followed.
     fn far(&mut self, epoch: u64) -> Error {
-        let e = far(&self.peer.name, &self.primary.store.spec().volume, epoch);
-        if self.attach {
-            self.fatal = Some(e.clone());
+        let e = far(
+            &self.peer.name,
+            &self.policy.primary.store.spec().volume,
+            epoch,
+        );
+        if self.policy.attach {
+            self.policy.fatal = Some(e.clone());
         }
         e
     }
 
     /// Whether the peer can have promised or begun this epoch.
     fn is_near(&self, epoch: u64) -> bool {
-        let store = &self.primary.store;
+        let store = &self.policy.primary.store;
         let sb = store.superblock();
         let mut begun = store.history().last_epoch().max(sb.view.epoch);
-        if let Some(views) = &self.views {
+        if let Some(views) = &self.policy.views {
             begun = begun.max(views.client.register.epoch);
         }
-        may_outbid(epoch, begun, self.epoch.max(sb.promised))
+        may_outbid(epoch, begun, self.policy.epoch.max(sb.promised))
     }
 
     /// The peer follows a newer view than this node knows. With a register, views are
@@ -292,10 +312,10 @@ impl Session {
     /// promoted the peer by hand, and what the peer has acknowledged is not here.
     pub(super) fn superseded(&mut self, text: String) -> Error {
         let mut e = Error::Stale(text.clone());
-        if self.attach
-            && let Some(views) = &mut self.views
+        if self.policy.attach
+            && let Some(views) = &mut self.policy.views
         {
-            match views.client.view_to_attach(&self.primary.store) {
+            match views.client.view_to_attach(&self.policy.primary.store) {
                 Ok(epoch) if epoch > views.hello_view_epoch => return Error::Protocol(text),
                 Ok(_) => {
                     e = Error::Stale(format!(
@@ -306,25 +326,25 @@ impl Session {
                 Err(e) => return e,
             }
         }
-        self.primary.supersede(e.clone());
-        self.fatal = Some(e.clone());
+        self.policy.primary.supersede(e.clone());
+        self.policy.fatal = Some(e.clone());
         e
     }
 
     /// What only the lost ring held may be on the mirror alone. Another node that the
     /// configuration names as the mirror now does not have it.
     pub(super) fn misses_mirror(&mut self) -> Result<()> {
-        let sb = self.primary.store.superblock();
+        let sb = self.policy.primary.store.superblock();
         let mirror = &sb.view.mirror;
         let replaced = !mirror.is_empty() && *mirror != self.peer.name && mirror != JOINING;
-        if !self.attach || !replaced || !self.misses_ring() {
+        if !self.policy.attach || !replaced || !self.misses_ring() {
             return Ok(());
         }
         let e = Error::Invalid(format!(
             "this node lost its power, and node {mirror}, which was the mirror of volume {}, may be the only one that holds its last sync points; node {} in its place does not have them. Name {mirror} as the mirror again, or promote it; if it is lost for good, `mojim promote --volume {} --name {}` goes on with what is here",
             sb.volume, self.peer.name, sb.volume, self.me
         ));
-        self.fatal = Some(e.clone());
+        self.policy.fatal = Some(e.clone());
         Err(e)
     }
 }

@@ -10,37 +10,46 @@ use super::*;
 impl Session {
     /// What other nodes said of acknowledged sync points before the attach begins.
     pub fn with_told(mut self, told: Vec<Told>) -> Session {
-        self.told = told;
+        self.policy.told = told;
         self
     }
 
     /// Whether another node knows of acknowledged sync points that this node's copy lacks.
     pub fn was_told_of_more(&self) -> bool {
-        let store = &self.primary.store;
-        Told::most(&self.told, &store.holding(store.tail()), self.agreed()).is_some()
+        let store = &self.policy.primary.store;
+        Told::most(
+            &self.policy.told,
+            &store.holding(store.tail()),
+            self.agreed(),
+        )
+        .is_some()
     }
 
     /// The register's epoch, if it was ever written.
     fn agreed(&self) -> Option<u64> {
-        let register = &self.views.as_ref()?.client.register;
+        let register = &self.policy.views.as_ref()?.client.register;
         (register.version > 0).then_some(register.epoch)
     }
 
     /// Fails if another node that answers knows of acknowledged sync points which `kept`, the
     /// copy that the attach goes on with, lacks.
     pub(super) fn ask_told(&mut self, kept: &Holding) -> Result<()> {
-        let Some(t) = Told::most(&self.told, kept, self.agreed()) else {
+        let Some(t) = Told::most(&self.policy.told, kept, self.agreed()) else {
             return Ok(());
         };
-        let (volume, node, lsn) = (&self.primary.store.spec().volume, &t.node, t.known.lsn);
+        let (volume, node, lsn) = (
+            &self.policy.primary.store.spec().volume,
+            &t.node,
+            t.known.lsn,
+        );
         let e = Error::Invalid(format!(
             "node {node} knows that sync points of volume {volume} up to LSN {lsn} were acknowledged; the attach would go on with LSN {}. The copy of node {} is of an earlier time, or its disk lost what it had made durable. {}",
             kept.tail,
             self.me,
             t.way_out(volume, &self.me)
         ));
-        self.loss = Some(Loss::Known(lsn));
-        self.fatal = Some(e.clone());
+        self.policy.loss = Some(Loss::Known(lsn));
+        self.policy.fatal = Some(e.clone());
         Err(e)
     }
 
@@ -56,20 +65,20 @@ impl Session {
         let Some(lost) = lost else {
             return Ok(());
         };
-        self.loss = Some(lost);
+        self.policy.loss = Some(lost);
         let e = match lost {
             Loss::Known(lsn) => self.known_is_lost(lsn, ours, theirs, w.member),
             Loss::Ring => self.ring_is_lost(ours, theirs),
             Loss::Copy(lacks) => self.copy_is_lost(lacks, ours, theirs),
         };
-        self.fatal = Some(e.clone());
+        self.policy.fatal = Some(e.clone());
         Err(e)
     }
 
     /// Sync points up to `lsn` were acknowledged, and the copy that both nodes would then have
     /// ends before. `member`: the mirror held everything when it was last linked.
     fn known_is_lost(&self, lsn: u64, ours: &Holding, theirs: &Holding, member: bool) -> Error {
-        let store = &self.primary.store;
+        let store = &self.policy.primary.store;
         let (volume, me, peer) = (&store.spec().volume, &self.me, &self.peer.name);
         let same = theirs.state == State::Whole && theirs.volume_id == ours.volume_id;
         // This node's log is damaged: the error names the file.
@@ -99,7 +108,7 @@ impl Session {
 
     /// What only the lost ring held may have been acknowledged.
     fn ring_is_lost(&self, ours: &Holding, theirs: &Holding) -> Error {
-        let (volume, peer) = (&self.primary.store.spec().volume, &self.peer.name);
+        let (volume, peer) = (&self.policy.primary.store.spec().volume, &self.peer.name);
         let is = match theirs.state {
             State::Whole => "is not the one that acknowledged them",
             _ => "was lost too, or is new",
@@ -112,7 +121,7 @@ impl Session {
 
     /// This node's copy is gone, and the mirror's may lack something.
     fn copy_is_lost(&self, lacks: Lacks, ours: &Holding, theirs: &Holding) -> Error {
-        let (volume, peer) = (&self.primary.store.spec().volume, &self.peer.name);
+        let (volume, peer) = (&self.policy.primary.store.spec().volume, &self.peer.name);
         // The other node's promotion needs `--force`, since this node's view is later.
         let (why, force) = match lacks {
             Lacks::CatchingUp => ("it was catching up when it was last linked", " --force"),

@@ -4,11 +4,11 @@ use super::*;
 
 impl Session {
     pub(super) fn copy_out(&mut self) -> Result<()> {
-        let store = self.primary.store.clone();
+        let store = self.policy.primary.store.clone();
         if store.superblock().state == State::Empty {
             store.make_new()?;
         }
-        if self.attach {
+        if self.policy.attach {
             // Nothing else touches this copy yet: its whole prefix is kept.
             store.freeze(false);
             store.truncate(store.tail())?;
@@ -20,16 +20,16 @@ impl Session {
         // After a restart the data files may show more than is applied again: what the
         // attach adopted must be applied before it is copied.
         store.freeze(false);
-        while store.applied() < self.adopted_lsn {
+        while store.applied() < self.policy.adopted_lsn {
             let before = store.applied();
-            if store.apply(self.adopted_lsn, 1 << 20)? == before {
+            if store.apply(self.policy.adopted_lsn, 1 << 20)? == before {
                 return Err(Error::Protocol(
                     "the adopted records are not all here".into(),
                 ));
             }
         }
         // What is committed by now need not wait in the log meanwhile.
-        store.apply(self.primary.apply_limit(), usize::MAX)?;
+        store.apply(self.policy.primary.apply_limit(), usize::MAX)?;
         if !store.is_exact() {
             return Err(Error::Busy(
                 "the data files show a part of what found no room when it was applied".into(),
@@ -43,48 +43,15 @@ impl Session {
             let torn = || Error::Busy("what is committed is applied in part".into());
             return Err(store.lacks_room().unwrap_or_else(torn));
         }
-        let wire = self.wire.as_mut().expect("connected");
-        let out = CopyOut::begin(&store, wire, self.epoch, None, Some(&self.peer.address));
-        self.phase = Phase::Sending(Box::new(out));
+        self.send_copy(None);
         Ok(())
-    }
-
-    pub(super) fn pump_copy(&mut self) -> Result<bool> {
-        let Phase::Sending(out) = &mut self.phase else {
-            return Ok(false);
-        };
-        let wire = self.wire.as_mut().expect("connected");
-        let moved = out.pump(&self.primary.store, wire, self.epoch)?;
-        if moved {
-            self.heard = self.primary.store.env().now();
-        }
-        if out.is_sent() {
-            let lsn = out.lsn;
-            self.phase = Phase::Sent { lsn };
-        }
-        wire.flush()?;
-        Ok(moved)
-    }
-
-    /// Fails if the streams of a copy broke.
-    pub(super) fn check_copy(&mut self) -> Result<()> {
-        let Phase::Sending(out) = &self.phase else {
-            return Ok(());
-        };
-        match out.failure().cloned() {
-            None => Ok(()),
-            Some(f) if f.refused => {
-                Err(self.copy_failed(format!("node {}: {}", self.peer.name, f.error)))
-            }
-            Some(f) => Err(f.error),
-        }
     }
 
     /// Sends the spill files of the records above `resume`, then opens the lanes. Also
     /// files that the mirror once confirmed: it keeps one only while a record in its log
     /// names it.
     pub(super) fn send_spills(&mut self, session: u64, resume: u64) -> Result<()> {
-        let store = &self.primary.store;
+        let store = &self.policy.primary.store;
         let mut files = VecDeque::new();
         for (i, log) in store.logs().iter().enumerate() {
             for r in log.records(store.seek(i, resume)) {
@@ -97,7 +64,7 @@ impl Session {
                 }
             }
         }
-        self.primary.spills.begin(files.iter().map(|s| s.id));
+        self.policy.primary.spills.begin(files.iter().map(|s| s.id));
         if store.mutations.spill_once.is_on() {
             files.clear();
         }
@@ -106,34 +73,32 @@ impl Session {
 
     /// Sends the spill file whose turn it is: of a record that is sent again, or of
     /// a large sync point that waits for it.
-    pub(super) fn pump_spill(&mut self) -> Result<bool> {
+    pub(super) fn send_spill(&mut self) -> Result<bool> {
         let wanted = match &self.phase {
             Phase::Spilling { files, .. } => files.front().cloned(),
-            Phase::Active => self.primary.spills.wanted(),
+            Phase::Active => self.policy.primary.spills.wanted(),
             _ => None,
         };
         let Some(wanted) = wanted else {
             if self.spill.take().is_some() {
-                self.primary.spills.set_confirming(false);
+                self.policy.primary.spills.set_confirming(false);
             }
             return Ok(false);
         };
         let id = wanted.id;
         if self.spill.as_ref().is_none_or(|s| s.id() != id) {
-            self.primary.spills.set_confirming(false);
+            self.policy.primary.spills.set_confirming(false);
             self.spill = Some(SpillOut::new(wanted));
         }
-        let out = self.spill.as_mut().expect("just put there");
-        let wire = self.wire.as_mut().expect("active");
-        let had = out.is_confirming();
-        let sent = out.pump(wire, self.epoch)?;
-        if sent.further {
-            self.primary.spills.reached(id, out.taken());
-            // The mirror's answer to the last heartbeat may be behind all this.
-            self.heard = self.primary.store.env().now();
+        let had = self.confirms_spill();
+        let sent = self.pump_spill()?;
+        if sent.further
+            && let Some(out) = &self.spill
+        {
+            self.policy.primary.spills.reached(id, out.taken());
         }
-        if out.is_confirming() && !had {
-            self.primary.spills.set_confirming(true);
+        if self.confirms_spill() && !had {
+            self.policy.primary.spills.set_confirming(true);
         }
         Ok(sent.moved)
     }
@@ -143,25 +108,25 @@ impl Session {
     pub(super) fn copy_failed(&mut self, why: String) -> Error {
         let e = Error::Busy(format!(
             "the copy of volume {} cannot be made: {why}",
-            self.primary.store.spec().volume
+            self.policy.primary.store.spec().volume
         ));
-        if self.attach {
-            self.fatal = Some(e.clone());
+        if self.policy.attach {
+            self.policy.fatal = Some(e.clone());
         }
         self.backoff = COPY_AGAIN;
         e
     }
 
     /// A frame of the mirror's copy, which this node takes.
-    pub(super) fn copy_in(&mut self, copy: CopyIn, f: &Frame, body: &[u8]) -> Result<()> {
-        let store = self.primary.store.clone();
-        let wire = self.wire.as_mut().expect("a frame came over it");
-        let lsn = match copy.take(&store, wire, self.epoch, f, body) {
+    pub(super) fn copy_in(&mut self, f: &Frame, body: &[u8]) -> Result<()> {
+        let store = self.policy.primary.store.clone();
+        store.progress.moved((FRAME_LEN + body.len()) as u64);
+        let (Phase::Receiving(copy), Some(wire)) = (&self.phase, &mut self.wire) else {
+            return Err(self.out_of_turn(f.kind));
+        };
+        let lsn = match copy.take(&store, wire, self.policy.epoch, f, body) {
             Ok(Some(lsn)) => lsn,
-            Ok(None) => {
-                self.phase = Phase::Receiving(copy);
-                return Ok(());
-            }
+            Ok(None) => return Ok(()),
             // This node has no room for what comes, something is in its way, or it cannot be
             // written. A protocol error may not occur again.
             Err(e)
@@ -201,17 +166,20 @@ impl Session {
     }
 
     /// The mirror has this spill file durably.
-    pub(super) fn spill_confirmed(
-        &mut self,
-        session: u64,
-        resume: u64,
-        mut files: VecDeque<SpillFile>,
-        id: u64,
-    ) -> Result<()> {
+    pub(super) fn spill_confirmed(&mut self, id: u64) -> Result<()> {
+        let Phase::Spilling {
+            session,
+            resume,
+            files,
+        } = &mut self.phase
+        else {
+            return Err(self.out_of_turn(FrameKind::Spill));
+        };
         if let Some(s) = files.front().filter(|s| s.id == id) {
-            self.primary.spills.reached(s.id, s.len + 1);
+            self.policy.primary.spills.reached(s.id, s.len + 1);
             files.pop_front();
         }
+        let (session, resume, files) = (*session, *resume, std::mem::take(files));
         self.await_spills(session, resume, files)
     }
 }
