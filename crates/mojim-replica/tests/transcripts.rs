@@ -203,6 +203,8 @@ struct Nodes {
     links: Vec<Tapped>,
     served: Vec<Served>,
     mirror: Option<Arc<Mirror>>,
+    /// The primary's node, and the mirror's.
+    names: [&'static str; 2],
     /// A register says which node is primary.
     by_register: bool,
     /// The mirror was told that it is a member,
@@ -227,6 +229,7 @@ impl Nodes {
             links: Vec::new(),
             served: Vec::new(),
             mirror: None,
+            names: ["a", "b"],
             by_register: false,
             told: false,
             noted: false,
@@ -268,14 +271,15 @@ impl Nodes {
 
     fn primary(&self) -> Arc<Primary> {
         let c = self.config();
-        let spec = layout::primary(&c, &c.nodes["a"], &c.volumes["v"]);
-        Arc::new(Primary::new(self.store("a"), spec))
+        let me = self.names[0];
+        let spec = layout::primary(&c, &c.nodes[me], &c.volumes["v"]);
+        Arc::new(Primary::new(self.store(me), spec))
     }
 
     fn peer(&self) -> Peer {
         let address = Address::Unix(self.dir.join("tap"));
         Peer {
-            name: "b".into(),
+            name: self.names[1].into(),
             address: address.clone(),
             tcp: address,
             shared: false,
@@ -283,15 +287,21 @@ impl Nodes {
     }
 
     fn session(&self, primary: &Arc<Primary>) -> Session {
-        Session::attach(primary.clone(), "a", self.peer())
+        Session::attach(primary.clone(), self.names[0], self.peer())
     }
 
-    /// `b` follows whoever comes.
+    /// The last LSN of the mirror.
+    fn mirrors_tail(&self) -> u64 {
+        self.mirror.as_ref().expect("it follows").tail()
+    }
+
+    /// The mirror's node follows whoever comes.
     fn follow(&mut self) {
-        self.mirror = Some(Arc::new(Mirror::new(self.store("b"), "b", 1 << 20)));
+        let me = self.names[1];
+        self.mirror = Some(Arc::new(Mirror::new(self.store(me), me, 1 << 20)));
     }
 
-    /// `b`'s process ends.
+    /// The mirror's process ends.
     fn kill(&mut self) {
         for link in self.links.drain(..) {
             link.ends.iter().for_each(|c| c.close());
@@ -331,18 +341,18 @@ impl Nodes {
 
     /// Passes on what was said, and notes it.
     fn listen(&mut self) {
-        let (said, told) = (&mut self.said, &mut self.told);
+        let (said, told, [primary, mirror]) = (&mut self.said, &mut self.told, self.names);
         self.links.retain_mut(|link| {
             let Tapped { ends, ways } = link;
             let [there, back] = ways;
             let mut note = |who: &str, f: &Frame, body: &[u8]| {
-                *told |= f.kind == FrameKind::Heartbeat && who == "a" && body == [1];
+                *told |= f.kind == FrameKind::Heartbeat && who == primary && body == [1];
                 if let Some(words) = words(f, body) {
                     writeln!(said, "{who}> {words}").unwrap();
                 }
             };
-            let open = there.pump(&*ends[0], &*ends[1], |f, b| note("a", f, b))
-                & back.pump(&*ends[1], &*ends[0], |f, b| note("b", f, b));
+            let open = there.pump(&*ends[0], &*ends[1], |f, b| note(primary, f, b))
+                & back.pump(&*ends[1], &*ends[0], |f, b| note(mirror, f, b));
             if !open {
                 ends.iter().for_each(|c| c.close());
             }
@@ -370,7 +380,8 @@ impl Nodes {
         });
         // When that is said is a matter of time.
         if !std::mem::replace(&mut self.noted, true) {
-            writeln!(self.said, "a> Heartbeat: b is a member").unwrap();
+            let [primary, mirror] = self.names;
+            writeln!(self.said, "{primary}> Heartbeat: {mirror} is a member").unwrap();
         }
     }
 
@@ -652,6 +663,59 @@ fn a_primary_is_refused_where_a_later_epoch_is_promised() {
     });
     assert!(!s.is_active());
     nodes.over("refused");
+}
+
+/// The mirror goes on for its primary, which comes back with a record that nobody acknowledged: it
+/// follows, with a copy in the place of its own, which may show that record.
+#[test]
+fn a_primary_that_was_replaced_follows_without_what_nobody_acknowledged() {
+    let (mut nodes, p, s) = under_way("failover");
+    nodes.tell("a appends a record, and fails before b has it: b is promoted");
+    append(&p, 200);
+    p.persist_wait(0).unwrap();
+    drop(s);
+    p.store.release_lock();
+    drop(p);
+    let mirror = nodes.mirror.clone().unwrap();
+    mirror.promote(0).unwrap();
+    nodes.kill();
+    drop(mirror);
+    nodes.tell("a comes back, and a program attaches on b");
+    nodes.names = ["b", "a"];
+    nodes.follow();
+    assert_eq!(nodes.mirrors_tail(), 3);
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    assert_eq!((nodes.mirrors_tail(), p.last()), (2, 2));
+    nodes.tell("it appends");
+    append(&p, 300);
+    nodes.linked(&mut s, &p);
+    assert_eq!(nodes.mirrors_tail(), 3);
+    nodes.over("failover");
+}
+
+/// A primary runs on while its mirror is promoted: it is refused, and acknowledges nothing any more.
+#[test]
+fn a_primary_that_runs_on_beside_a_promoted_mirror_is_fenced() {
+    let (mut nodes, p, mut s) = under_way("fenced");
+    nodes.tell("b is promoted while a runs on, and appends");
+    nodes.mirror.clone().unwrap().promote(0).unwrap();
+    let lsn = append(&p, 200);
+    nodes.until("it goes on", |_| {
+        s.step();
+        p.send(0);
+        p.receive(0);
+        s.fatal().is_some()
+    });
+    assert_eq!(s.fatal().unwrap().errno(), libc::ESTALE);
+    let bytes = [1; 100];
+    assert_eq!(
+        p.commit(&[piece(&bytes)]).unwrap_err().errno(),
+        libc::ESTALE
+    );
+    assert!(p.committed() < lsn, "{lsn} is acknowledged");
+    nodes.over("fenced");
 }
 
 /// Who had a backup's key, or, without keys, any local user, greeted a mirror with epoch
