@@ -660,6 +660,8 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::SILENCE;
+    use crate::view_client::tests::Mute;
     use mojim_config::WriteBack;
     use mojim_env::Address;
 
@@ -714,6 +716,29 @@ mod tests {
         s.phase = Phase::Sent { lsn: 1 };
         s.abandon_link("the link broke");
         assert!(!store.progress.get(s.now()).unwrap().running);
+        drop(s);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// A link on which the session itself saw that nothing moved ended as one that had worked
+    /// until then: its mirror was given up later by that time.
+    #[test]
+    fn time_in_which_nothing_moved_counts_towards_giving_the_mirror_up() {
+        let (p, dir) = crate::primary::tests::alone("stuck", WriteBack::Auto);
+        p.begin_unreplicated("a").unwrap();
+        p.append(&[]).unwrap();
+        let client = ViewClient::new(Arc::new(Mute), Box::new(Mute), SILENCE);
+        let mut s = session(p).with_views(client, Arc::default()).unwrap();
+        let due = |s: &Session| s.policy.views.as_ref().unwrap().client.is_due();
+        s.phase = Phase::Active;
+        s.heard = s.now();
+        s.policy.reached = [s.policy.acked(), s.policy.primary.handed()];
+        s.moved = s.heard.saturating_sub(SILENCE + SILENCE / 4);
+        assert!(!due(&s));
+        assert!(s.step());
+        let why = s.last_error.clone().unwrap();
+        assert!(why.contains("nothing moved on the lanes"), "{why}");
+        assert!(due(&s));
         drop(s);
         std::fs::remove_dir_all(dir).unwrap();
     }

@@ -401,13 +401,13 @@ impl ViewClient {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
 
     /// Nobody asks it.
-    struct Mute;
+    pub(crate) struct Mute;
 
     impl ViewRegister for Mute {
         fn read(&self, _: &str) -> Result<Register> {
