@@ -356,7 +356,9 @@ int mojim_is_region(const void *addr);
  *                  it cannot be committed, the next call that waits fails with
  *                  the reason, and every one until it is: an MS_SYNC, gmsync or
  *                  mojim_fsync in the volume, mojim_wait, mojim_detach. A full
- *                  log, or a range larger than half of it, makes it wait.
+ *                  log, or a range larger than half of it, makes it wait; so
+ *                  do, for as long as they take, copies that other threads
+ *                  make at that moment.
  *   MS_INVALIDATE  alone, in a region with MAP_ATOMIC: rolls the bytes back to
  *                  what was committed last, these bytes and no others (but see
  *                  msync_rounding). What was begun, by MS_ASYNC or by other
