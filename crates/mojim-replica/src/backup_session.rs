@@ -517,7 +517,6 @@ impl BackupSession {
             return Ok(false);
         }
         let (epoch, committed) = (self.policy.epoch(), self.committed());
-        let is_same_term = self.policy.is_same_term();
         let store = self.policy.source.store();
         let mut moved = false;
         let (mut came, mut due) = (false, false);
@@ -530,7 +529,7 @@ impl BackupSession {
                 let path = spill_path(&store.spec().meta, id);
                 let file = store.env().open(&path, OpenHow::default()).map_err(|e| {
                     // A whole copy brings the bytes of the file's sync point.
-                    self.force_copy |= is_same_term;
+                    self.force_copy |= self.policy.term == self.policy.source.term();
                     Error::io(format!("opening {}", path.display()), &e)
                 })?;
                 self.spill = Some(SpillOut::new(SpillFile { id, len, file }));

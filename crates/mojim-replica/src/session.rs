@@ -243,6 +243,10 @@ impl Policy for ToMirror {
             p.mirror_lost(p.store.env().now());
         }
     }
+
+    fn leave(s: &mut Session) {
+        s.policy.primary.other_end.set_copying(false);
+    }
 }
 
 impl Session {
@@ -363,6 +367,7 @@ impl Session {
         p.forget_waits(self.silence);
         self.policy.sent_at = None;
         self.close();
+        p.other_end.set_copying(false);
         p.store.load_abort();
         p.store.freeze(false);
         if !why.is_empty() {
@@ -395,6 +400,7 @@ impl Session {
         self.give_up_mirror(now)?;
         self.keep_lease(now);
         self.outbid_backup(now);
+        self.policy.primary.other_end.set_copying(self.is_copying());
         Ok(Some(moved))
     }
 
@@ -610,8 +616,8 @@ impl Session {
     /// What a heartbeat says: what is committed, and whether the mirror is a member.
     fn beat(&mut self, now: Duration) -> (u64, bool) {
         // A round trip longer than the heartbeat interval is measured too; the time that
-        // the mirror takes for a copy is not the link's.
-        if !self.is_copying() {
+        // the mirror takes for a copy, or to make its own ready, is not the link's.
+        if !self.is_copying() && !matches!(self.phase, Phase::Asked) {
             self.policy.sent_at.get_or_insert((now, self.beat));
         }
         match self.is_active() {
@@ -712,10 +718,34 @@ mod tests {
             s.step();
         }
         assert!(store.progress.get(s.now()).unwrap().running);
+        // No sync point waits longer for it.
+        let waits = |s: &Session| s.policy.primary.other_end.is_copying();
+        assert!(!waits(&s));
         // Its own copy ends with its link.
         s.phase = Phase::Sent { lsn: 1 };
+        s.prepare(s.now()).unwrap();
+        assert!(waits(&s));
         s.abandon_link("the link broke");
-        assert!(!store.progress.get(s.now()).unwrap().running);
+        assert!(!store.progress.get(s.now()).unwrap().running && !waits(&s));
+        drop(s);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// The time in which a mirror made its copy ready, to give it, counted as a round trip over the
+    /// link: sync points suspected the link as much later.
+    #[test]
+    fn the_time_that_a_copy_takes_is_no_round_trip() {
+        let (p, dir) = crate::primary::tests::alone("asked", WriteBack::Auto);
+        let mut s = session(p);
+        for (phase, counts) in [
+            (Phase::Asked, false),
+            (Phase::Sent { lsn: 1 }, false),
+            (Phase::Starting { resume: 0 }, true),
+        ] {
+            s.phase = phase;
+            s.beat(s.now());
+            assert_eq!(s.policy.sent_at.is_some(), counts);
+        }
         drop(s);
         std::fs::remove_dir_all(dir).unwrap();
     }

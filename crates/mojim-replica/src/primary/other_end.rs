@@ -4,7 +4,7 @@
 //! one mirror has said stays until the same or another one says something else.
 
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use mojim_env::turns::Mutex;
@@ -29,6 +29,8 @@ pub(crate) struct OtherEnd {
     silence: AtomicU64,
     /// The usual round trip over the link, in nanoseconds; 0: not known yet.
     round_trip: AtomicU64,
+    /// A whole copy is on its way to it, or from it.
+    copying: AtomicBool,
 }
 
 impl Default for OtherEnd {
@@ -42,6 +44,7 @@ impl Default for OtherEnd {
             room: Mutex::default(),
             silence: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
+            copying: AtomicBool::new(false),
         }
     }
 }
@@ -104,6 +107,15 @@ impl OtherEnd {
     /// The usual round trip; zero until one was measured.
     pub(super) fn round_trip(&self) -> Duration {
         Duration::from_nanos(self.round_trip.load(Relaxed))
+    }
+
+    /// Whether a whole copy goes over the link. Its own standstill ends the link.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.copying.load(Relaxed)
+    }
+
+    pub(crate) fn set_copying(&self, copying: bool) {
+        self.copying.store(copying, Relaxed);
     }
 
     /// A round trip over the link took `took`. Returns the usual time.

@@ -141,7 +141,7 @@ impl Primary {
         let limit = self.standstill(s.usual);
         let now = self.store.env().now();
         let before = std::mem::replace(&mut s.moved, self.spills.moved());
-        if s.moved > before || self.is_copying() {
+        if s.moved > before || self.other_end.is_copying() {
             s.quiet = now;
         }
         if now.saturating_sub(s.quiet) > limit {

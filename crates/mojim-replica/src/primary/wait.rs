@@ -48,7 +48,7 @@ impl Motion {
         self.handed = self.handed.max(handed);
         self.acked = self.acked.max(acked);
         self.spilled = spilled;
-        more || p.is_copying()
+        more || p.other_end.is_copying()
     }
 }
 
@@ -259,7 +259,8 @@ impl Primary {
         ))
     }
 
-    /// Whether a whole copy is being made from here or to here.
+    /// Whether a whole copy is being made from here or to here, for a backup too: the logs keep what
+    /// it lacks.
     pub(super) fn is_copying(&self) -> bool {
         let now = self.store.env().now();
         self.store.progress.get(now).is_some_and(|c| c.running)
