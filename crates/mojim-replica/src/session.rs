@@ -720,6 +720,7 @@ mod tests {
         assert!(store.progress.get(s.now()).unwrap().running);
         // No sync point waits longer for it.
         let waits = |s: &Session| s.policy.primary.other_end.is_copying();
+        s.prepare(s.now()).unwrap();
         assert!(!waits(&s));
         // Its own copy ends with its link.
         s.phase = Phase::Sent { lsn: 1 };

@@ -136,9 +136,9 @@ pub struct Taken {
     ticket: u64,
     /// Where it begins.
     pub begin: u64,
-    /// Where its first record begins, and where in the ring that is.
+    /// Where its first record begins.
     pub at: u64,
-    /// See `at`.
+    /// Where in the ring that is.
     pub off: u64,
     /// Where it ends.
     pub end: u64,
