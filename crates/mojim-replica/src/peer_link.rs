@@ -267,11 +267,16 @@ impl<P: Policy> PeerLink<P> {
         self.backoff = (self.backoff * 2).min(P::LONGEST_PAUSE);
     }
 
-    /// Whether `e` says that the peer refuses what the session carries. Another try does not
-    /// help if the ends disagree: a whole copy does. A refusal for another reason, such as the
-    /// peer's disk, is no record's fault.
+    /// Whether `e` says that the peer refuses the session's terms, or what the session carries.
+    /// Another try does not help if the ends disagree: a whole copy does. A refusal for another
+    /// reason, such as the peer's disk, is no record's fault.
     pub(crate) fn disagrees(&self, e: &Error) -> bool {
-        let begun = matches!(self.phase, Phase::Starting { .. } | Phase::Active);
+        let begun = match self.phase {
+            Phase::Starting { .. } | Phase::Spilling { .. } => true,
+            Phase::Opening(_) | Phase::Active => true,
+            Phase::Idle(_) | Phase::Greeting | Phase::Claiming { .. } => false,
+            Phase::Sending(_) | Phase::Sent { .. } | Phase::Asked | Phase::Receiving(_) => false,
+        };
         let code = RefuseCode::Protocol;
         begun && matches!(e, Error::Refused { code: c, .. } if *c == code)
     }

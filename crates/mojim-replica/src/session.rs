@@ -803,4 +803,43 @@ mod tests {
             std::fs::remove_dir_all(dir).unwrap();
         }
     }
+
+    /// A mirror that refused its session's terms was offered the same terms again, and a spill file
+    /// that it refused was sent again, for ever: what came over the session's own link was received
+    /// as a text, without its code. docs/protocol.md: only a whole copy settles it.
+    #[test]
+    fn terms_that_were_refused_are_not_offered_again() {
+        let phases: [fn() -> Phase; 3] = [
+            || Phase::Starting { resume: 0 },
+            || Phase::Spilling {
+                session: 1,
+                resume: 0,
+                files: VecDeque::new(),
+            },
+            || Phase::Active,
+        ];
+        let codes = [
+            (RefuseCode::Protocol, true),
+            (RefuseCode::Poisoned, false),
+            (RefuseCode::Busy, false),
+        ];
+        for (code, copies) in codes {
+            for phase in phases {
+                let (p, dir) = crate::primary::tests::alone("terms", WriteBack::Auto);
+                let mut s = session(p);
+                s.phase = phase();
+                let refuse = Refuse {
+                    code,
+                    epoch: 1,
+                    text: "asked to drop what is shown".into(),
+                };
+                let e = s.refused(refuse);
+                assert!(e.to_string().contains("node b: asked to drop"), "{e}");
+                ToMirror::fail(&mut s, e);
+                assert_eq!(s.force_copy, copies, "{code:?}");
+                drop(s);
+                std::fs::remove_dir_all(dir).unwrap();
+            }
+        }
+    }
 }

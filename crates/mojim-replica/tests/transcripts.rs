@@ -132,13 +132,13 @@ struct Way {
 }
 
 impl Way {
-    /// Takes what came from `from`, and hands it to `to`; whole frames go to `note`. False
-    /// when `from` has ended.
+    /// Takes what came from `from`, and hands it to `to`; whole frames go to `note`, which may
+    /// alter their bodies. False when `from` has ended.
     fn pump(
         &mut self,
         from: &dyn Conn,
         to: &dyn Conn,
-        mut note: impl FnMut(&Frame, &[u8]),
+        mut note: impl FnMut(&Frame, &mut Vec<u8>),
     ) -> bool {
         let mut open = true;
         let mut buf = [0; 16 << 10];
@@ -162,8 +162,12 @@ impl Way {
             if self.came.len() < whole {
                 break;
             }
-            note(&f, &self.came[FRAME_LEN..whole]);
-            self.goes.extend(self.came.drain(..whole));
+            let mut body = self.came[FRAME_LEN..whole].to_vec();
+            self.came.drain(..whole);
+            note(&f, &mut body);
+            let len = body.len() as u32;
+            self.goes.extend(Frame { body: len, ..f }.encode());
+            self.goes.extend(body);
         }
         while !self.goes.is_empty() {
             match to.send(&[IoSlice::new(&self.goes)]) {
@@ -190,6 +194,9 @@ enum Served {
     Over,
 }
 
+/// Changes the body of a frame.
+type Alter = Box<dyn FnMut(&Frame, &mut Vec<u8>)>;
+
 /// Two nodes, the tap between them, and what was said.
 struct Nodes {
     dir: PathBuf,
@@ -207,6 +214,8 @@ struct Nodes {
     names: [&'static str; 2],
     /// A register says which node is primary.
     by_register: bool,
+    /// What happens to frames on their way.
+    alters: Option<Alter>,
     /// The mirror was told that it is a member,
     told: bool,
     /// and that is noted.
@@ -231,6 +240,7 @@ impl Nodes {
             mirror: None,
             names: ["a", "b"],
             by_register: false,
+            alters: None,
             told: false,
             noted: false,
             said: String::new(),
@@ -342,11 +352,15 @@ impl Nodes {
     /// Passes on what was said, and notes it.
     fn listen(&mut self) {
         let (said, told, [primary, mirror]) = (&mut self.said, &mut self.told, self.names);
+        let alters = &mut self.alters;
         self.links.retain_mut(|link| {
             let Tapped { ends, ways } = link;
             let [there, back] = ways;
-            let mut note = |who: &str, f: &Frame, body: &[u8]| {
-                *told |= f.kind == FrameKind::Heartbeat && who == primary && body == [1];
+            let mut note = |who: &str, f: &Frame, body: &mut Vec<u8>| {
+                if let Some(alters) = alters {
+                    alters(f, body);
+                }
+                *told |= f.kind == FrameKind::Heartbeat && who == primary && *body == [1];
                 if let Some(words) = words(f, body) {
                     writeln!(said, "{who}> {words}").unwrap();
                 }
@@ -663,6 +677,77 @@ fn a_primary_is_refused_where_a_later_epoch_is_promised() {
     });
     assert!(!s.is_active());
     nodes.over("refused");
+}
+
+/// A mirror refused the terms of its session, which would have dropped what its files may show:
+/// its primary offered the same terms again and again. Only a whole copy settles what the files
+/// show.
+#[test]
+fn a_mirror_that_refuses_its_terms_gets_a_copy() {
+    let (mut nodes, p, mut s) = under_way("terms");
+    nodes
+        .tell("b's process is killed; its files may show both records, and it is told to keep one");
+    nodes.kill();
+    nodes.follow();
+    let mut is_first = true;
+    nodes.alters = Some(Box::new(move |f, body| {
+        if f.kind == FrameKind::Start && std::mem::take(&mut is_first) {
+            let mut start = Start::decode(body).unwrap();
+            start.keep = 1;
+            *body = start.encode();
+        }
+    }));
+    // Its own log has what was acknowledged: only then the mirror may be without it.
+    p.persist_wait(0).unwrap();
+    nodes.linked(&mut s, &p);
+    nodes.over("terms");
+}
+
+/// While a frame was taken, a control link was in the stage behind the greeting, whatever it did,
+/// and stayed there if that failed. A copy whose first word from its receiver was wrong was given
+/// by nobody.
+#[test]
+fn a_copy_is_given_until_its_link_ends() {
+    let (nodes, p, s) = under_way("gives");
+    drop(s);
+    let mirror = nodes.mirror.clone().unwrap();
+    let sb = mirror.store.superblock();
+    let hello = Hello {
+        cluster: "c".into(),
+        volume: "v".into(),
+        from: "a".into(),
+        to: "b".into(),
+        volume_id: sb.volume_id,
+        view: sb.view.epoch,
+        epoch: sb.promised + 1,
+        attach: true,
+        backup: false,
+        lanes: 1,
+        tail: p.last(),
+        history: p.store.history().entries().to_vec(),
+    };
+    let door = Address::Unix(nodes.dir.join("door"));
+    let mut wire = Wire::new(nodes.env.connect(&door).unwrap());
+    let end = nodes
+        .door
+        .accept(PATIENCE)
+        .unwrap()
+        .expect("just connected");
+    let answered = ControlIn::answer(mirror, Wire::new(end), &hello);
+    let mut control = answered.map_err(|(_, no)| no.text).unwrap();
+    wire.queue(FrameKind::CopyRequest, hello.epoch, 0, 0, &[]);
+    let wrong = CopyHave { id: 99, size: 0 };
+    wire.send(FrameKind::CopyHave, hello.epoch, &wrong);
+    assert!(wire.flush().unwrap());
+    let begun = Instant::now();
+    let e = loop {
+        match control.step() {
+            Ok(_) => assert!(begun.elapsed() < PATIENCE),
+            Err(e) => break e.to_string(),
+        }
+    };
+    assert!(e.contains("which was not asked for"), "{e}");
+    assert!(control.is_giving());
 }
 
 /// The mirror goes on for its primary, which comes back with a record that nobody acknowledged: it

@@ -2,11 +2,16 @@
 
 use super::*;
 
-/// What a control link is doing.
+/// What a control link is doing. What fails while a frame is taken fails in the stage in which the
+/// frame came.
 enum Stage {
-    Agreed,
+    /// The primary knows what is here, and says what comes next: a copy, or the session.
+    Greeted,
+    /// The primary's copy comes in.
     Loading(CopyIn),
+    /// This node's copy goes out.
     Giving(Box<CopyOut>),
+    /// The session has begun.
     Running { session: u64, primary: String },
 }
 
@@ -42,7 +47,7 @@ impl ControlIn {
                     mirror,
                     wire,
                     epoch: hello.epoch,
-                    stage: Stage::Agreed,
+                    stage: Stage::Greeted,
                     heard,
                 })
             }
@@ -130,7 +135,7 @@ impl ControlIn {
             if copy.is_sent() {
                 self.mirror.store.progress.end(now, true);
                 self.mirror.store.freeze(false);
-                self.stage = Stage::Agreed;
+                self.stage = Stage::Greeted;
             }
         }
         self.wire.flush()?;
@@ -159,74 +164,71 @@ impl ControlIn {
         if matches!(self.stage, Stage::Loading(_)) {
             store.progress.moved((FRAME_LEN + body.len()) as u64);
         }
-        let stage = std::mem::replace(&mut self.stage, Stage::Agreed);
-        self.stage = match (stage, f.kind) {
-            (Stage::Agreed, FrameKind::CopyRequest) => self.give(&m)?,
-            (Stage::Giving(mut copy), k @ (FrameKind::CopyHave | FrameKind::CopyWant)) => {
-                copy.hear(k, body)?;
-                Stage::Giving(copy)
+        match (&mut self.stage, f.kind) {
+            (Stage::Greeted, FrameKind::CopyRequest) => self.give(&m),
+            (Stage::Giving(copy), k @ (FrameKind::CopyHave | FrameKind::CopyWant)) => {
+                copy.hear(k, body)
             }
-            (Stage::Agreed, FrameKind::CopyBegin) => Stage::Loading(CopyIn::begin(store, body)?),
-            (Stage::Loading(copy), k) if k != FrameKind::Heartbeat => {
-                self.load(&m, copy, &f, body)?
+            (Stage::Greeted, FrameKind::CopyBegin) => {
+                self.stage = Stage::Loading(CopyIn::begin(store, body)?);
+                Ok(())
             }
-            (Stage::Agreed, FrameKind::Start) => {
-                self.start(&m, Start::decode(body).map_err(bad)?)?
-            }
-            (Stage::Running { session, primary }, FrameKind::Spill) if f.flags == 1 => {
-                m.hear(&primary, 0);
+            (Stage::Loading(_), k) if k != FrameKind::Heartbeat => self.load(&m, &f, body),
+            (Stage::Greeted, FrameKind::Start) => self.start(&m, Start::decode(body).map_err(bad)?),
+            (Stage::Running { primary, .. }, FrameKind::Spill) if f.flags == 1 => {
+                m.hear(primary, 0);
                 store.sync_spill(f.lsn)?;
                 self.wire.queue(FrameKind::Spill, self.epoch, f.lsn, 2, &[]);
-                Stage::Running { session, primary }
+                Ok(())
             }
-            (s @ Stage::Running { .. }, FrameKind::Spill) => {
+            (Stage::Running { .. }, FrameKind::Spill) => {
                 let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
-                store.write_spill(id, offset, bytes)?;
-                s
+                store.write_spill(id, offset, bytes)
             }
-            (s, FrameKind::Heartbeat) => {
-                if let Stage::Running { primary, session } = &s {
+            (_, FrameKind::Heartbeat) => {
+                if let Stage::Running { primary, session } = &self.stage {
                     self.beat(&m, primary, *session, &f, body)?;
                 }
                 self.farewell |= body.get(1) == Some(&1);
                 self.answer_beat(&m, f.flags);
-                s
+                Ok(())
             }
-            (_, k) => return Err(Error::Protocol(format!("{k:?} out of turn"))),
-        };
-        Ok(())
+            (_, k) => Err(Error::Protocol(format!("{k:?} out of turn"))),
+        }
     }
 
-    /// Takes in a piece of `copy`; with the last one, the copy takes the place of what is
-    /// here.
-    fn load(&mut self, m: &Mirror, copy: CopyIn, f: &Frame, body: &[u8]) -> Result<Stage> {
-        let store = &m.store;
+    /// Takes in a piece of the copy that comes; with the last one, the copy takes the place of
+    /// what is here.
+    fn load(&mut self, m: &Mirror, f: &Frame, body: &[u8]) -> Result<()> {
+        let (store, Stage::Loading(copy)) = (&m.store, &self.stage) else {
+            unreachable!("the caller has seen it");
+        };
         let Some(lsn) = copy.take(store, &mut self.wire, self.epoch, f, body)? else {
-            return Ok(Stage::Loading(copy));
+            return Ok(());
         };
         store.load_end(lsn, &copy.history)?;
         m.distrusted.store(false, SeqCst);
         m.received.reset(lsn);
         m.committed.store(lsn, Release);
         self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
-        Ok(Stage::Agreed)
+        self.stage = Stage::Greeted;
+        Ok(())
     }
 
     /// Begins the session that the primary asks for, and says so.
-    fn start(&mut self, m: &Mirror, s: Start) -> Result<Stage> {
+    fn start(&mut self, m: &Mirror, s: Start) -> Result<()> {
         let session = m.start(&s)?;
         m.hear(&s.primary, 0);
         let life = m.store.superblock().life;
         self.wire
             .send(FrameKind::Started, self.epoch, &Started { session, life });
-        Ok(Stage::Running {
-            session,
-            primary: s.primary,
-        })
+        let primary = s.primary;
+        self.stage = Stage::Running { session, primary };
+        Ok(())
     }
 
     /// Begins to give this copy to an attaching primary.
-    fn give(&mut self, m: &Mirror) -> Result<Stage> {
+    fn give(&mut self, m: &Mirror) -> Result<()> {
         let store = &m.store;
         if store.superblock().state != State::Whole || m.is_distrusted() {
             return Err(Error::Protocol("there is no copy to give".into()));
@@ -239,7 +241,8 @@ impl ControlIn {
         self.froze = true;
         // The copy's receiver does not listen for streams.
         let copy = CopyOut::begin(store, &mut self.wire, self.epoch, None, None);
-        Ok(Stage::Giving(Box::new(copy)))
+        self.stage = Stage::Giving(Box::new(copy));
+        Ok(())
     }
 
     /// A heartbeat of the session's primary, which says what is committed.

@@ -279,7 +279,7 @@ impl Session {
                 self.backoff = COPY_AGAIN;
                 Error::Protocol(text)
             }
-            _ => Error::Protocol(text),
+            code => Error::Refused { code, text },
         }
     }
 
