@@ -167,6 +167,21 @@ impl RecordHeader {
         }
         Ok(h)
     }
+
+    /// Bytes from the magic to the end of the operations' table.
+    pub fn table_end(&self) -> usize {
+        RECORD_HEADER_LEN + self.ops as usize * OP_LEN
+    }
+
+    /// The operations' table of this record, of which `b` has the bytes up to its end: read without
+    /// the payloads.
+    pub fn table<'a>(
+        &self,
+        b: &'a [u8],
+    ) -> impl Iterator<Item = Result<Op, FormatError>> + use<'a> {
+        let (n, b) = (self.ops as usize, &b[..self.table_end()]);
+        (0..n).map(move |i| RecordView::op_at(b, i))
+    }
 }
 
 /// A whole, valid record, read in place.

@@ -14,6 +14,8 @@
 //!   (`copy`), or the copy is given up.
 //! - A backup that followed holds the logs' writers back, and what it lacks
 //!   stays, also while its session is made anew, for [`SILENCE`] at most.
+//! - No record is sent that makes a file which the backup cannot have: it would pass over that, and
+//!   count the record as applied.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
@@ -23,7 +25,7 @@ use mojim_format::message::{Hello, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_protocol::{Holding, Plan, Prefix, reconcile};
 
 use crate::backup_progress::{Progress, Source, Term};
-use crate::handshake::{Limits, exceeds, theirs};
+use crate::handshake::{Limits, exceeds, makes_too_much, theirs};
 use crate::holders::Peer;
 use crate::link::{COPY_AGAIN, COPY_SILENCE, Rx, SILENCE, Tx};
 use crate::peer_link::{FIRST_PAUSE, OpenLane, PeerLink, Phase, Policy};
@@ -41,15 +43,30 @@ struct Out {
     tx: Tx,
     rx: Rx,
     acked: u64,
-    /// Records before this position were looked through for spill files.
+    /// Records before this position were looked through: for spill files, and for what the backup
+    /// cannot have.
     seen: u64,
+}
+
+/// The backup cannot have a file of this volume.
+fn no_backup(why: &str) -> Error {
+    Error::Invalid(format!("{why}: it is no backup of this volume"))
 }
 
 impl Out {
     /// Looks through the records of `log` up to the next one that names a spill file:
-    /// where it is, and the file's number and length.
-    fn find_spill(&mut self, log: &Log) -> Result<Option<(u64, u64, u64)>> {
+    /// where it is, and the file's number and length. An error if `peer` cannot have what one of
+    /// them makes.
+    fn find_spill(
+        &mut self,
+        (store, log): (&Store, &Log),
+        peer: &str,
+        limits: Limits,
+    ) -> Result<Option<(u64, u64, u64)>> {
         for r in log.records(self.seen) {
+            if let Some(why) = makes_too_much(store, &r, peer, limits) {
+                return Err(no_backup(&why));
+            }
             if let Some((id, len)) = named_spill(&r)? {
                 return Ok(Some((r.at, id, len)));
             }
@@ -101,6 +118,13 @@ pub struct ToBackup {
     stalled: bool,
     /// What files the backup can have.
     limits: Limits,
+    /// When the files that are here were last compared with that.
+    checked: Duration,
+    /// Before records flow: the positions in the logs before which all was compared with that, or
+    /// is in the files.
+    ahead: Vec<u64>,
+    /// The records up to this LSN lie before these positions.
+    looked: u64,
 }
 
 impl Policy for ToBackup {
@@ -139,8 +163,8 @@ impl Policy for ToBackup {
     }
 
     fn copy_has(s: &mut BackupSession, lsn: u64) {
-        // What is in the copy by its end is not needed from the logs.
-        s.policy.hold.advance(lsn);
+        // What is in the copy by its end is not needed from the logs, but for the look at it.
+        s.policy.hold.advance(lsn.min(s.policy.looked));
     }
 
     fn copy_refused(s: &mut BackupSession, why: &Error) -> Error {
@@ -166,12 +190,12 @@ impl Policy for ToBackup {
     }
 
     fn beat(s: &mut BackupSession, _: Duration) -> Result<(u64, bool)> {
-        s.check_sizes()?;
         let committed = if s.is_active() { s.committed() } else { 0 };
         Ok((committed, false))
     }
 
     fn carry(s: &mut BackupSession, now: Duration) -> Result<bool> {
+        s.check_limits(now)?;
         Ok(s.pump_lanes(now)? | s.pump_spill()?.moved)
     }
 
@@ -185,6 +209,10 @@ impl Policy for ToBackup {
 
     fn fail(s: &mut BackupSession, e: Error) {
         s.policy.stalled |= matches!(e, Error::Timeout(_));
+        if let Error::Invalid(_) = e {
+            // What an operator has to look at does not pass by itself.
+            s.backoff = COPY_AGAIN;
+        }
         s.force_copy |= s.disagrees(&e) && s.policy.is_same_term();
         s.last_error = Some(e.to_string());
         s.end();
@@ -219,6 +247,9 @@ impl BackupSession {
             spill_lane: 0,
             stalled: false,
             limits: Limits::UNKNOWN,
+            checked: Duration::ZERO,
+            ahead: Vec::new(),
+            looked: 0,
             source,
         };
         let peer = Peer {
@@ -395,29 +426,73 @@ impl BackupSession {
 
     /// A backup that cannot have one of the files would pass over its size, and the bytes
     /// that are written there: it follows no node.
-    fn check_sizes(&mut self) -> Result<()> {
-        let Some(why) = exceeds(
-            self.policy.source.store(),
-            &self.peer.name,
-            self.policy.limits,
-        ) else {
+    fn check_sizes(&self) -> Result<()> {
+        let (store, limits) = (self.policy.source.store(), self.policy.limits);
+        match exceeds(store, &self.peer.name, limits) {
+            Some(why) => Err(no_backup(&why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the backup can still have all files, however full the link is: now and then those
+    /// that are here. What comes is looked at when its record is about to be sent; before records
+    /// flow, here.
+    fn check_limits(&mut self, now: Duration) -> Result<()> {
+        if let Phase::Idle(_) | Phase::Greeting = self.phase {
             return Ok(());
-        };
-        self.backoff = COPY_AGAIN;
-        Err(Error::Invalid(format!(
-            "{why}: it is no backup of this volume"
-        )))
+        }
+        if now.saturating_sub(self.policy.checked) >= self.heartbeat {
+            self.policy.checked = now;
+            self.check_sizes()?;
+        }
+        match self.is_active() {
+            true => Ok(()),
+            false => self.look_ahead(),
+        }
+    }
+
+    /// Looks through what has come into the logs since the last look. While a copy is read, a
+    /// change of sizes is not applied, and all that comes behind it waits: not for a backup that
+    /// cannot have it.
+    fn look_ahead(&mut self) -> Result<()> {
+        let (source, limits) = (&self.policy.source, self.policy.limits);
+        // Before the look: all of it is seen.
+        let looked = source.received();
+        let store = source.store();
+        for (log, at) in store.logs().iter().zip(&mut self.policy.ahead) {
+            let mut records = log.records(*at);
+            let why = records.find_map(|r| makes_too_much(store, &r, &self.peer.name, limits));
+            if let Some(why) = why {
+                return Err(no_backup(&why));
+            }
+            *at = records.position();
+        }
+        self.policy.looked = looked;
+        Ok(())
+    }
+
+    /// Whether the backup can have what the records above `from` make, which the logs have.
+    fn fits_since(&self, from: u64) -> bool {
+        let (store, limits) = (self.policy.source.store(), self.policy.limits);
+        let logs = store.logs().iter().enumerate();
+        let mut records = logs.flat_map(|(i, log)| log.records(store.seek(i, from)));
+        records.all(|r| makes_too_much(store, &r, &self.peer.name, limits).is_none())
     }
 
     fn agree(&mut self, w: Welcome) -> Result<()> {
         self.policy.limits = Limits::of(&w);
-        self.check_sizes()?;
         let store = self.policy.source.store().clone();
+        let applied = store.applied();
+        self.check_sizes()?;
+        self.policy.checked = self.now();
         let theirs = theirs(&w)?;
         // First keep what the backup may lack, then see what the logs still have.
         let ours = store.holding(self.tail());
         let common = ours.history.common(ours.tail, &theirs.history, theirs.tail);
         let oldest = store.hold_from(&self.policy.hold, common.unwrap_or(0));
+        let lanes = 0..store.logs().len();
+        self.policy.ahead = lanes.map(|i| store.seek(i, applied)).collect();
+        self.look_ahead()?;
         let epoch_at = |h: &Holding| h.history.epoch_at(ours.tail + 1);
         if common == Some(ours.tail)
             && theirs.tail > ours.tail
@@ -431,18 +506,16 @@ impl BackupSession {
             )));
         }
         match reconcile(&ours, &theirs, oldest, false) {
-            Plan::Resend { from } if !self.force_copy => {
+            // What was too large for it may have been cut since: then the files fit.
+            Plan::Resend { from } if !self.force_copy && self.fits_since(from) => {
                 self.start(from);
                 Ok(())
             }
             Plan::Resend { .. } | Plan::CopyTo => self.copy_out(),
-            plan => {
-                self.backoff = COPY_AGAIN;
-                Err(Error::Invalid(format!(
-                    "node {} holds another volume of this name, or neither copy can be used ({plan:?}); remove its copy (its directory and its part of .mojim) to have this one forwarded there",
-                    self.peer.name
-                )))
-            }
+            plan => Err(Error::Invalid(format!(
+                "node {} holds another volume of this name, or neither copy can be used ({plan:?}); remove its copy (its directory and its part of .mojim) to have this one forwarded there",
+                self.peer.name
+            ))),
         }
     }
 
@@ -523,7 +596,10 @@ impl BackupSession {
         for (i, (lane, log)) in self.policy.lanes.iter_mut().zip(store.logs()).enumerate() {
             // A record that names a spill file waits until the file is there.
             let wait = self.spill.is_some() && self.policy.spill_lane == i;
-            let found = if wait { None } else { lane.find_spill(log)? };
+            let found = match wait {
+                true => None,
+                false => lane.find_spill((store, log), &self.peer.name, self.policy.limits)?,
+            };
             // One file at a time; those of other lanes have their turn later.
             if let Some((at, id, len)) = found.filter(|_| self.spill.is_none()) {
                 let path = spill_path(&store.spec().meta, id);

@@ -5,15 +5,16 @@
 
 use std::sync::Arc;
 
-use mojim_format::FrameKind;
 use mojim_format::message::{Lane, Message, Refuse, Welcome};
+use mojim_format::{FrameKind, Op, OpKind, RecordView};
 use mojim_protocol::{History, Holding};
 
 use crate::link::{Carrier, PAGE_LEN, Page};
 use mojim_env::wire::Wire;
 use mojim_env::{Conn, Error, Longest, Result};
+use mojim_store::area::named_spill;
 use mojim_store::log::CONTROL_LEN;
-use mojim_store::store::Store;
+use mojim_store::store::{Store, find_in_spill};
 
 /// What the peer's copy holds, by its answer.
 pub(crate) fn theirs(w: &Welcome) -> Result<Holding> {
@@ -64,11 +65,44 @@ pub(crate) fn exceeds(store: &Store, peer: &str, limits: Limits) -> Option<Strin
     if let Some(name) = store.too_long(limits.names) {
         return Some(too_long(&name, peer, limits.names));
     }
+    let too_large = |(_, size): &(String, u64)| *size > limits.size;
+    let (name, size) = store.largest_file().filter(too_large)?;
+    let most = at_most(peer, limits);
+    Some(format!("file {name:?} has {size} bytes, {most}"))
+}
+
+/// Why node `peer` cannot have all files that record `r` of `store` makes, by itself or by the
+/// spill file that it names.
+pub(crate) fn makes_too_much(
+    store: &Store,
+    r: &RecordView<'_>,
+    peer: &str,
+    limits: Limits,
+) -> Option<String> {
+    let look = |op: &Op, payload: &[u8]| match op.kind {
+        OpKind::Resize if op.offset > limits.size => {
+            let (lsn, size, most) = (r.header.lsn, op.offset, at_most(peer, limits));
+            Some(format!("LSN {lsn} makes a file of {size} bytes, {most}"))
+        }
+        OpKind::Create | OpKind::Rename => {
+            let name = std::str::from_utf8(payload).ok()?;
+            let takes = limits.names.takes(name);
+            (!takes).then(|| too_long(name, peer, limits.names))
+        }
+        _ => None,
+    };
+    match named_spill(r) {
+        // Without the file, the record is not sent either.
+        Ok(Some((id, len))) => find_in_spill(&*store.open_spill(id).ok()?, len, look).ok()?,
+        _ => r.ops().find_map(|(op, payload)| look(&op, payload)),
+    }
+}
+
+fn at_most(peer: &str, limits: Limits) -> String {
     let most = limits.size;
-    let (name, size) = store.largest_file().filter(|(_, size)| *size > most)?;
-    Some(format!(
-        "file {name:?} has {size} bytes, node {peer} can have files of at most {most} (its file system, or its limit RLIMIT_FSIZE)"
-    ))
+    format!(
+        "node {peer} can have files of at most {most} (its file system, or its limit RLIMIT_FSIZE)"
+    )
 }
 
 /// The lanes of a session, while they are opened.

@@ -1408,3 +1408,161 @@ fn a_backup_gets_a_copy_and_then_records() {
     drop(s);
     nodes.over("backup");
 }
+
+/// A volume that is forwarded to a backup which can have files of 1 MiB, where a file has as much.
+fn limited(name: &str) -> (Nodes, Arc<Primary>, BackupSession) {
+    let mut nodes = Nodes::new(name);
+    nodes.log = 16 << 20;
+    let p = nodes.primary();
+    p.begin_unreplicated("a").unwrap();
+    create(&p);
+    let bytes = vec![3; 1 << 20];
+    p.append(&[piece(&bytes)]).unwrap();
+    apply(&p);
+    nodes.follow();
+    nodes.alters = Some(Box::new(|f, body| {
+        if f.kind == FrameKind::Welcome {
+            let mut welcome = Welcome::decode(body).unwrap();
+            welcome.max_file = 1 << 20;
+            *body = welcome.encode();
+        }
+    }));
+    let s = forwards(&nodes, &p);
+    (nodes, p, s)
+}
+
+fn forwards(nodes: &Nodes, p: &Arc<Primary>) -> BackupSession {
+    let address = Address::Unix(nodes.dir.join("tap"));
+    BackupSession::new(p.clone(), "a", "b", address)
+}
+
+fn apply(p: &Primary) {
+    p.persist_wait(0).unwrap();
+    p.store.apply(p.last(), usize::MAX).unwrap();
+}
+
+fn resize(p: &Primary, size: u64) {
+    p.append(&[Piece::Resize { file: 1, size }]).unwrap();
+    p.persist_wait(0).unwrap();
+}
+
+fn is_refused(s: &BackupSession) -> bool {
+    let why = s.last_error.as_deref().unwrap_or_default();
+    why.contains("can have files of at most 1048576")
+}
+
+/// Whether a backup can have the volume's files was seen by the files of the node that forwards.
+/// The record of a larger one was at the backup before it was applied here. The backup passed over
+/// the size, and over what was written there, counted both as applied, and went on from there when
+/// its limit was raised.
+#[test]
+fn what_a_backup_cannot_have_is_not_sent_to_it() {
+    let (mut nodes, p, mut s) = limited("limited");
+    let mirror = nodes.mirror.clone().unwrap();
+    let level = |nodes: &mut Nodes, s: &mut BackupSession| {
+        nodes.until("the backup is behind", |_| {
+            s.step();
+            s.is_active() && mirror.tail() == p.last() && !s.is_busy()
+        })
+    };
+    level(&mut nodes, &mut s);
+    let has = mirror.tail();
+    resize(&p, 2 << 20);
+    nodes.until("the end of the link", |_| {
+        s.step();
+        is_refused(&s) || mirror.tail() > has
+    });
+    assert_eq!(mirror.tail(), has);
+    // It is cut again. The records still have it; the files do not.
+    resize(&p, 1 << 20);
+    apply(&p);
+    drop(s);
+    let mut s = forwards(&nodes, &p);
+    level(&mut nodes, &mut s);
+    let copies = |p: &Primary| p.backups.progress()[0].copies.load(SeqCst);
+    assert_eq!(copies(&p), 1);
+}
+
+/// The same in a sync point that goes through a spill file, whose bytes the node that forwards does
+/// not read.
+#[test]
+fn what_a_backup_cannot_have_is_found_in_a_spill_file() {
+    let (mut nodes, p, mut s) = limited("unfit-spill");
+    let mirror = nodes.mirror.clone().unwrap();
+    let bytes = vec![5; 1 << 20];
+    let with = |file, name, size| {
+        let (ptr, len, offset) = (bytes.as_ptr(), bytes.len(), 0);
+        // Behind much else.
+        let pieces = [
+            Piece::Write {
+                file: 1,
+                offset,
+                ptr,
+                len,
+            },
+            Piece::Create { file, name },
+            Piece::Resize { file, size },
+        ];
+        p.begin_copied(&pieces).unwrap();
+        p.persist_wait(0).unwrap();
+    };
+    with(2, "g", 1 << 20);
+    nodes.until("the backup is behind", |_| {
+        s.step();
+        s.is_active() && mirror.tail() == p.last() && !s.is_busy()
+    });
+    let has = mirror.tail();
+    with(3, "h", (1 << 20) + 1);
+    nodes.until("the end of the link", |_| {
+        s.step();
+        is_refused(&s) || mirror.tail() > has
+    });
+    assert_eq!(mirror.tail(), has);
+}
+
+/// The same was seen with signs of life only, which are not sent while a copy fills its link. A
+/// change of a size, and all behind it, waits until the copy has ended: the logs filled for the sake
+/// of a backup that could not have it.
+#[test]
+fn a_copy_ends_when_a_file_becomes_too_large_for_its_receiver() {
+    let (mut nodes, p, mut s) = limited("outgrown");
+    let made = [
+        Piece::Create { file: 2, name: "g" },
+        Piece::Resize {
+            file: 2,
+            size: 1 << 20,
+        },
+        Piece::Create { file: 3, name: "h" },
+        Piece::Resize {
+            file: 3,
+            size: 1 << 20,
+        },
+    ];
+    p.append(&made).unwrap();
+    let bytes = vec![4; 1 << 20];
+    for file in [2, 3] {
+        let (ptr, len) = (bytes.as_ptr(), bytes.len());
+        let write = Piece::Write {
+            file,
+            offset: 0,
+            ptr,
+            len,
+        };
+        p.append(&[write]).unwrap();
+    }
+    apply(&p);
+    let progress = || p.store.progress.get(p.store.env().now());
+    nodes.until("no copy", |_| {
+        s.step();
+        progress().is_some_and(|c| c.moved > 1 << 20)
+    });
+    // Nobody takes what is sent.
+    while s.step() {}
+    assert!(progress().is_some_and(|c| c.running) && !is_refused(&s));
+    resize(&p, 2 << 20);
+    s.step();
+    assert!(is_refused(&s), "{:?}", s.last_error);
+    // What waited for the copy goes on.
+    apply(&p);
+    assert_eq!(p.store.applied(), p.last());
+}

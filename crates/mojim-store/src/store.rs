@@ -46,6 +46,7 @@ pub use apply::{AT_ONCE, Page};
 pub use hold::{MOST_CHANGED, Pause};
 pub use mutations::{Mutations, Switch};
 pub use open::read_superblock;
+pub use spill::find_in_spill;
 pub use state::{Hold, JOINING, Store, StoreSpec, Watch};
 
 use state::{Missing, lock};

@@ -11,12 +11,51 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mojim_format::{FormatError, Op, OpKind, RECORD_HEADER_LEN, RecordHeader};
+
 use super::state::{Store, lock};
 use crate::area::{named_spill, spill_path};
 use mojim_env::{Context, Error, File, OpenHow, Result};
 
 /// Bytes of an arriving spill file between two syncs.
 const SPILL_SYNC: u64 = 8 << 20;
+
+/// What `look` finds in the operations of spill file `file` of `len` bytes. It gets each with its
+/// payload if that is a name, else without: so the file's bytes are not read.
+pub fn find_in_spill<T>(
+    file: &dyn File,
+    len: u64,
+    look: impl Fn(&Op, &[u8]) -> Option<T>,
+) -> Result<Option<T>> {
+    let read = |at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        let got = file.read_at(&mut bytes, at);
+        match got.context(|| "reading a spill file".to_owned())? {
+            n if n < len => Err(Error::Poisoned("a spill file became shorter".into())),
+            _ => Ok(bytes),
+        }
+    };
+    let bad = |e: FormatError| Error::Protocol(format!("in a spill file: {e}"));
+    let mut at = 0;
+    while at < len {
+        let header = RecordHeader::decode(&read(at, RECORD_HEADER_LEN)?).map_err(bad)?;
+        let end = header.table_end();
+        let mut payload = at + end as u64;
+        for op in header.table(&read(at, end)?) {
+            let op = op.map_err(bad)?;
+            let name = match op.kind {
+                OpKind::Create | OpKind::Rename => read(payload, op.len as usize)?,
+                _ => Vec::new(),
+            };
+            if let Some(found) = look(&op, &name) {
+                return Ok(Some(found));
+            }
+            payload += u64::from(op.len);
+        }
+        at += u64::from(header.len);
+    }
+    Ok(None)
+}
 
 impl Store {
     /// Removes a spill file that no record needs.
