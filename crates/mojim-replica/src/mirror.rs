@@ -799,7 +799,7 @@ mod tests {
                 ptr,
                 len,
             };
-            p.append(&[write]).unwrap().0
+            p.append(&[write]).unwrap().lsn
         };
         let follow = |tail| {
             let m = Mirror::new(p.store.clone(), "b", 0);

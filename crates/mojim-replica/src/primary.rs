@@ -143,7 +143,10 @@ pub struct OutLane {
 pub struct Begun {
     /// Its LSN.
     pub lsn: u64,
-    lane: usize,
+    /// The lane in whose log it is.
+    pub lane: usize,
+    /// Where it ends in that log.
+    end: u64,
     /// About how many bytes the next sync point may have.
     hint: usize,
 }
@@ -545,9 +548,9 @@ impl Primary {
         if self.spills(bytes) {
             return self.begin_copied(pieces);
         }
-        let (lsn, lane) = self.append(pieces)?;
+        let begun = self.append(pieces)?;
         let hint = bytes + RECORD_OVERHEAD;
-        Ok(Begun { lsn, lane, hint })
+        Ok(Begun { hint, ..begun })
     }
 
     /// As [`Primary::begin_commit`], but never waits: `None` while the log has no room. What
@@ -560,7 +563,7 @@ impl Primary {
         self.check_open()?;
         let appended = self.try_append_now(pieces, thread_number())?;
         let hint = bytes + RECORD_OVERHEAD;
-        Ok(appended.map(|(lsn, lane)| Begun { lsn, lane, hint }))
+        Ok(appended.map(|begun| Begun { hint, ..begun }))
     }
 
     /// As [`Primary::begin_commit`], but by a spill file whatever the size: for pieces
@@ -588,7 +591,7 @@ impl Primary {
     /// own log; the link thread sends what is left over and takes the acknowledgement. The sync
     /// point outlives the process: no record before it is still being made.
     pub fn start_async(&self, begun: &Begun) {
-        self.await_records();
+        self.await_records_before(begun);
         if self.spec.background_send {
             self.link_work.notify();
         } else {
@@ -616,6 +619,22 @@ impl Primary {
         }
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
             lane.room.settle(log);
+        }
+    }
+
+    /// Waits until each record is there whose LSN is at most that of `begun`: what lies behind it on
+    /// its own lane has a higher one.
+    fn await_records_before(&self, begun: &Begun) {
+        if self.store.mutations.settle_early.is_on() {
+            return;
+        }
+        let lanes = self.lanes.iter().zip(self.store.logs());
+        for (i, (lane, log)) in lanes.enumerate() {
+            match i == begun.lane {
+                true => lane.room.settle_before(log, begun.end),
+                // On another lane all of them were taken by now.
+                false => lane.room.settle(log),
+            }
         }
     }
 

@@ -466,7 +466,7 @@ fn serve(s: Served, mirror: &Arc<Mirror>) -> Served {
 /// Appends a sync point of `len` bytes to file 1.
 fn append(p: &Primary, len: usize) -> u64 {
     let bytes = vec![7u8; len];
-    p.append(&[piece(&bytes)]).unwrap().0
+    p.append(&[piece(&bytes)]).unwrap().lsn
 }
 
 fn piece(bytes: &[u8]) -> Piece<'_> {

@@ -541,7 +541,7 @@ fn who_asks_how_far_a_copy_is_does_not_wait_for_who_applies() {
     let all: Vec<_> = (0..10).map(bytes).collect();
     let world = World::new(1, Faults::none());
     let p = start(&world).unwrap();
-    let (lsn, _) = p.append(&pieces(&[Made(1, "a")], &all)).unwrap();
+    let lsn = p.append(&pieces(&[Made(1, "a")], &all)).unwrap().lsn;
     let seen = p.store.standing_still(|_, _| {
         // As who applies has it. Whoever took the lock again here would wait for ever.
         let s = &p.store;

@@ -255,10 +255,18 @@ impl Reservations {
         self.settle_within(log, u32::MAX);
     }
 
-    /// The same, in `looks` looks: some milliseconds each, unless the head moves. False if it is not
-    /// by then.
+    /// Waits until everything before `end`, where taken room ends, is part of `log`.
+    pub fn settle_before(&self, log: &Log, end: u64) {
+        self.wait_for(log, end, u32::MAX);
+    }
+
+    /// As [`Reservations::settle`], in `looks` looks: some milliseconds each, unless the head moves.
+    /// False if it is not by then.
     pub fn settle_within(&self, log: &Log, looks: u32) -> bool {
-        let end = self.end();
+        self.wait_for(log, self.end(), looks)
+    }
+
+    fn wait_for(&self, log: &Log, end: u64, looks: u32) -> bool {
         let is_there = || log.head() >= end;
         // A record takes less time than a sleep and the call that ends it.
         for _ in 0..SPINS {

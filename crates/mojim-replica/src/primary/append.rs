@@ -55,12 +55,17 @@ impl Reserved<'_> {
         }
     }
 
-    /// The records are there. Returns the last one's LSN, and the lane.
+    /// The records are there. The last one's LSN is that of the sync point.
     #[inline]
-    pub(super) fn join(self) -> (u64, usize) {
+    pub(super) fn join(self) -> Begun {
         let this = ManuallyDrop::new(self);
         this.join_now();
-        (this.first + this.lens.len() as u64 - 1, this.lane)
+        Begun {
+            lsn: this.first + this.lens.len() as u64 - 1,
+            lane: this.lane,
+            end: this.taken.end,
+            hint: 0,
+        }
     }
 
     #[inline]
@@ -105,8 +110,8 @@ impl Drop for Reserved<'_> {
 }
 
 impl Primary {
-    /// Appends one sync point. Returns the LSN of its last record and its lane.
-    pub fn append(&self, pieces: &[Piece<'_>]) -> Result<(u64, usize)> {
+    /// Appends one sync point.
+    pub fn append(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         self.check_open()?;
         let payload: usize = pieces.iter().map(Piece::len).sum();
         let len = RecordWriter::len_for(pieces.len(), payload);
@@ -136,11 +141,7 @@ impl Primary {
 
     /// As `append`, on `lane` if it is free, but never waits: `None` while the
     /// log has no room. For drivers that move time themselves.
-    pub fn try_append_now(
-        &self,
-        pieces: &[Piece<'_>],
-        lane: usize,
-    ) -> Result<Option<(u64, usize)>> {
+    pub fn try_append_now(&self, pieces: &[Piece<'_>], lane: usize) -> Result<Option<Begun>> {
         self.check()?;
         let payload: usize = pieces.iter().map(Piece::len).sum();
         let len = RecordWriter::len_for(pieces.len(), payload);
@@ -221,7 +222,7 @@ impl Primary {
     }
 
     #[inline]
-    pub(super) fn try_append(&self, pieces: &[Piece<'_>], len: usize) -> Option<(u64, usize)> {
+    pub(super) fn try_append(&self, pieces: &[Piece<'_>], len: usize) -> Option<Begun> {
         self.try_append_on(pieces, len, thread_number())
     }
 
@@ -231,7 +232,7 @@ impl Primary {
         pieces: &[Piece<'_>],
         len: usize,
         own: usize,
-    ) -> Option<(u64, usize)> {
+    ) -> Option<Begun> {
         let lens = [len];
         let mut room = self.reserve(&lens, own)?;
         let (volume, epoch) = (self.volume.load(Relaxed), self.epoch.load(Relaxed));
@@ -242,7 +243,7 @@ impl Primary {
         Some(room.join())
     }
 
-    pub(super) fn try_append_parts(&self, parts: &[Vec<Piece<'_>>]) -> Option<(u64, usize)> {
+    pub(super) fn try_append_parts(&self, parts: &[Vec<Piece<'_>>]) -> Option<Begun> {
         self.try_append_parts_on(parts, thread_number())
     }
 
@@ -250,7 +251,7 @@ impl Primary {
         &self,
         parts: &[Vec<Piece<'_>>],
         own: usize,
-    ) -> Option<(u64, usize)> {
+    ) -> Option<Begun> {
         let lens: Vec<usize> = parts
             .iter()
             .map(|p| RecordWriter::len_for(p.len(), p.iter().map(Piece::len).sum()))

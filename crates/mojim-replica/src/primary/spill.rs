@@ -20,10 +20,9 @@ impl Primary {
         begun
     }
 
-    /// Goes on with a spilling sync point: the LSN and lane of its record once there is
-    /// one, `None` while the mirror lacks the file or the log has no room. It is over
-    /// after anything but `None`.
-    pub fn spill_step(&self, s: &mut Spilling, lane: usize) -> Result<Option<(u64, usize)>> {
+    /// Goes on with a spilling sync point: begun once there is its record, `None` while the
+    /// mirror lacks the file or the log has no room. It is over after anything but `None`.
+    pub fn spill_step(&self, s: &mut Spilling, lane: usize) -> Result<Option<Begun>> {
         let next = match s.handed || self.is_handed(s)? {
             false => return Ok(None),
             true => self.try_append_now(&[s.piece()], lane),
@@ -53,10 +52,8 @@ impl Primary {
     #[cold]
     pub(super) fn begin_spilled(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         let mut s = self.write_spill(pieces)?;
-        let begun = self.hand_spill(&mut s).and_then(|()| {
-            let (lsn, lane) = self.append(&[s.piece()])?;
-            Ok(Begun { lsn, lane, hint: 0 })
-        });
+        let handed = self.hand_spill(&mut s);
+        let begun = handed.and_then(|()| self.append(&[s.piece()]));
         self.forget_spill(&s, begun.is_ok());
         begun
     }

@@ -364,7 +364,7 @@ fn what_a_record_tells_was_committed_ends_a_sync_point() {
             ptr,
             len,
         };
-        p.append(&[write]).unwrap().0
+        p.append(&[write]).unwrap().lsn
     };
     let told = |lsn: u64| {
         let log = p.log(0);
@@ -625,6 +625,34 @@ fn what_is_begun_and_not_waited_for_lies_behind_no_hole() {
         waiter.goes.store(true, SeqCst);
         begins.join().unwrap();
     });
+    drop(p);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// It waited for whatever was taken when it looked, also behind its own: with several threads one is
+/// nearly always copying, and each call slept for others' records, of which it needed none.
+#[test]
+fn what_is_begun_and_not_waited_for_waits_for_nothing_behind_it() {
+    let (p, dir) = alone("behind-it", WriteBack::Eager);
+    p.begin_unreplicated("a").unwrap();
+    let waiter = Arc::new(Waiter::default());
+    let lens = [RecordWriter::len_for(0, 0)];
+    let begun = p.begin_commit(&[]).unwrap();
+    std::thread::scope(|s| {
+        let room = p.reserve(&lens, 0).unwrap();
+        let begins = s.spawn(|| {
+            follow(waiter.clone());
+            p.start_async(&begun);
+        });
+        while !waiter.waits.load(SeqCst) && !begins.is_finished() {
+            std::thread::yield_now();
+        }
+        let waited = waiter.waits.load(SeqCst);
+        drop(room);
+        waiter.goes.store(true, SeqCst);
+        assert!(!waited, "for a record behind its own");
+    });
+    assert!(last_in_log(&p) > begun.lsn);
     drop(p);
     std::fs::remove_dir_all(dir).unwrap();
 }

@@ -4,6 +4,7 @@
 
 use mojim_env::Error;
 use mojim_replica::pace::Pace;
+use mojim_replica::primary::Begun;
 use mojim_store::log::Log;
 
 use super::node::{Pending, Role, is_plain};
@@ -36,7 +37,9 @@ impl Cluster {
         let from = heads();
         let lane = self.rng.below(self.setup.lanes as u64) as usize;
         match p.try_append_now(&pieces, lane) {
-            Ok(Some((last, lane))) => {
+            Ok(Some(Begun {
+                lsn: last, lane, ..
+            })) => {
                 self.appended += 1;
                 self.longest = self.longest.max(heads()[lane] - from[lane]);
                 let point = self

@@ -6,7 +6,7 @@
 //! alone: the changes in the spill file must still be possible when the record comes.
 
 use mojim_replica::pace::Pace;
-use mojim_replica::primary::Primary;
+use mojim_replica::primary::{Begun, Primary};
 
 use super::node::{NAMES, Pending, Prim, Role, Spill};
 use super::state::{Checked, Cluster};
@@ -85,7 +85,9 @@ impl Cluster {
         p.spill_over(&way, done.is_ok());
         let (head, epoch) = (prim.head, prim.epoch);
         match done {
-            Ok(Some((last, lane))) => {
+            Ok(Some(Begun {
+                lsn: last, lane, ..
+            })) => {
                 self.appended += 1;
                 match by_mirror {
                     true => self.spilled.confirmed += 1,

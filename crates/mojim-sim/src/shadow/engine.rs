@@ -332,7 +332,7 @@ impl Engine {
             self.wait_all(model)?;
             self.primary.checkpoint_step(Pace::Idle).map_err(text)?;
         }
-        let (lsn, _) = appended.ok_or("stuck: no room after a checkpoint")?;
+        let lsn = appended.ok_or("stuck: no room after a checkpoint")?.lsn;
         self.note(lsn, changes, model);
         self.open.push(lsn);
         match rng.below(5) {

@@ -62,9 +62,9 @@ impl Disk {
         }
         for _ in 0..8 {
             let lane = pieces.len() % 2;
-            if let Some((lsn, _)) = p.try_append_now(pieces, lane)? {
+            if let Some(begun) = p.try_append_now(pieces, lane)? {
                 return match wait {
-                    true => p.wait(lsn).map(drop),
+                    true => p.wait(begun.lsn).map(drop),
                     false => Ok(()),
                 };
             }
