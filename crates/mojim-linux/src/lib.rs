@@ -5,6 +5,7 @@ mod door;
 mod flush;
 mod in_memory;
 mod linux;
+mod lock;
 mod memory;
 mod net;
 pub mod rings;

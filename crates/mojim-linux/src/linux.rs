@@ -11,6 +11,7 @@
 //! - Every descriptor is close-on-exec.
 //! - No call here waits without a bound, except for the disk.
 
+use crate::lock::Lock;
 use crate::{Keys, disk, flush_range, in_memory, memory, net, tls};
 use mojim_config::Config;
 use mojim_config::key_files;
@@ -168,10 +169,10 @@ impl Env for Os {
         disk::list(path)
     }
     fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
-        Ok(Box::new(disk::Lock::take(path, locker)?))
+        Ok(Box::new(Lock::take(path, locker)?))
     }
     fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
-        disk::Lock::locker(path)
+        Lock::locker(path)
     }
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         memory::named(path, len)
