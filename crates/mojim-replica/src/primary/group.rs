@@ -143,7 +143,7 @@ impl Primary {
     }
 
     /// Whether a thread writes the lane's log just now.
-    fn is_written(&self, lane: usize) -> bool {
+    pub(super) fn is_written(&self, lane: usize) -> bool {
         let at = self.lanes[lane].persist.try_lock();
         matches!(at, Err(TryLockError::WouldBlock))
     }

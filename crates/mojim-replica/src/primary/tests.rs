@@ -447,6 +447,38 @@ fn a_log_that_takes_long_is_no_silent_mirror() {
     let _ = std::fs::remove_dir_all(dir);
 }
 
+/// Once a write of the log had taken longer than a slice, every thread that waited for it stood in line
+/// for the log's lock. There nobody is told that its record is written: each got the lock in its turn,
+/// wrote what few had appended meanwhile, and so kept the others waiting for longer than a slice. 32
+/// threads had half of the sync points that the disk allows, and beside busy processors a tenth.
+#[test]
+fn who_waits_for_a_log_that_takes_long_is_told_when_it_is_written() {
+    let (p, dir) = alone_on("told-log", WriteBack::Eager, MediumKind::Disk);
+    p.begin_unreplicated("a").unwrap();
+    std::thread::scope(|s| {
+        // Another thread writes, and has the lock again before anybody else.
+        let mut writes = p.lanes[0].persist.lock().unwrap();
+        let waits = s.spawn(|| p.commit(&[Piece::Create { file: 1, name: "f" }]));
+        let begun = std::time::Instant::now();
+        let until = |what: &str, done: &dyn Fn() -> bool| {
+            while !done() {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+                std::thread::yield_now();
+            }
+        };
+        until("sleeps for another slice", &|| p.waiters.naps() >= 2);
+        let head = p.log(0).head();
+        p.log(0).persist(head).unwrap();
+        *writes = head;
+        p.persisted.advance(1);
+        p.wake();
+        until("is told", &|| waits.is_finished());
+        drop(writes);
+        assert_eq!(waits.join().unwrap().unwrap(), 1);
+    });
+    let _ = std::fs::remove_dir_all(dir);
+}
+
 /// While a primary leaned on its own log, or its mirror caught up, less was committed by the new
 /// rule than callers had been told: a wait for the data files ended before they had it (seen once
 /// in 40 runs: a file read right after the wait lacked the last acknowledged bytes).

@@ -139,7 +139,9 @@ impl Primary {
             }
             if !woken {
                 self.drive_all(lane)?;
-                self.await_log(lsn)?;
+                if self.waits_for_log(lsn) {
+                    (start, patience) = (env.now(), self.patience());
+                }
             }
         }
     }
@@ -188,13 +190,12 @@ impl Primary {
         Ok(woken)
     }
 
-    /// Nobody gave a sign for a slice: if another thread is writing a log, that takes long,
-    /// and is not the mirror's fault. Waits until it is done, or failed.
-    fn await_log(&self, lsn: u64) -> Result<()> {
-        if self.rule().local && self.persisted.get() < lsn {
-            return (0..self.lanes.len()).try_for_each(|lane| self.persist_wait(lane));
-        }
-        Ok(())
+    /// Whether another thread is writing a log that `lsn` waits for. That may take long, and is not
+    /// the mirror's fault. Nobody stands in line for the log's lock meanwhile: who gets it next would
+    /// write what few have appended, while those behind it, whose records are written, are not told.
+    fn waits_for_log(&self, lsn: u64) -> bool {
+        let written = || (0..self.lanes.len()).any(|lane| self.is_written(lane));
+        self.rule().local && self.persisted.get() < lsn && written()
     }
 
     /// The prefix may hang on any lane, also one whose thread gave up.

@@ -125,6 +125,13 @@ impl Waiters {
             })
     }
 
+    /// How often a thread has fallen asleep in a place of its own.
+    #[cfg(test)]
+    pub(super) fn naps(&self) -> u32 {
+        let naps = |p: &Place| p.turn.load(SeqCst).div_ceil(2);
+        self.places.iter().map(naps).sum()
+    }
+
     /// Wakes every thread whose sync point is among those up to `committed`.
     #[inline]
     pub(super) fn wake(&self, committed: impl Fn() -> u64) {
