@@ -361,7 +361,9 @@ fn latest(nodes: &[Value]) -> Option<&Value> {
 pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut ills = found(expected, nodes);
     for i in ills.iter_mut().filter(|i| i.kind == "unreachable") {
-        if let Some(how) = without(nodes, &i.node) {
+        if alone_by_register(&i.node, nodes).is_some() {
+            i.todo = back_alone(&i.node, nodes).into();
+        } else if let Some(how) = without(nodes, &i.node) {
             i.todo = Cow::Owned(format!("{START}; {how}"));
         }
     }
@@ -439,6 +441,28 @@ fn of_empty_mirror(name: &str, nodes: &[Value]) -> Option<String> {
     let row = nodes.iter().find(|n| n["node"] == mirror)?;
     let empty = row["reachable"] == true && row["state"] != "whole";
     empty.then(|| format!("; node {mirror}, its mirror, has no whole copy, and nobody takes over"))
+}
+
+/// The register's version by which `name` is a primary without a mirror, if it is the newest one that a
+/// node has read.
+fn alone_by_register<'a>(name: &str, nodes: &'a [Value]) -> Option<&'a Value> {
+    let view = latest(nodes).filter(|v| v["primary"]["node"] == name)?;
+    (view.get("mirror") == Some(&Value::Null)).then_some(view)
+}
+
+/// What to do about a primary that was alone, and does not answer.
+fn back_alone(name: &str, nodes: &[Value]) -> String {
+    let whole = nodes.iter().filter(|n| is_usable(n));
+    let or = whole.max_by_key(|n| (epoch(n), committed(n))).map(|n| {
+        format!(
+            ". Only if node {name} is lost for good, `mojim promote --force --name {}` goes on with what is there, without what node {name} committed alone",
+            text(n, "node")
+        )
+    });
+    format!(
+        "start `mojim node` on node {name} again (end it first if it hangs), or look at its machine and its network; then start the program there, if it has ended: the other nodes get from that copy what they lack{}",
+        or.unwrap_or_default()
+    )
 }
 
 /// That a backup waits for a program.
@@ -720,6 +744,13 @@ fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
             "; it is the mirror of node {}: unless that node hears it, {}",
             text(p, "node"),
             then(expected, p)
+        );
+    }
+    // A mirror that comes back knows of the view before alone.
+    if let Some(view) = alone_by_register(name, nodes) {
+        return format!(
+            "; node {name} has gone on without a mirror since epoch {}: its copy is the newest, and nobody takes over",
+            epoch(view)
         );
     }
     let is_mirror = |n: &&Value| {

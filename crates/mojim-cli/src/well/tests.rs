@@ -279,6 +279,41 @@ fn where_no_register_decides_the_operator_is_told_how_to_go_on() {
     assert!(todo(&nodes).contains("`mojim promote --force --name d`"));
 }
 
+/// A primary went on alone, and died; its mirror came back. "Takes over in seconds if that stays so" was
+/// said of that mirror for as long as the primary was away: the register has no mirror then.
+#[test]
+fn nobody_takes_over_from_a_primary_that_was_alone() {
+    let mut nodes = cluster();
+    nodes.truncate(3);
+    nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
+    let register = |mirror: Value| json!({ "version": 9, "epoch": 6, "primary": { "node": "a" }, "mirror": mirror });
+    for n in &mut nodes[1..] {
+        n["register"] = register(Value::Null);
+    }
+    nodes[2]["last_lsn"] = json!(80);
+    let away = |nodes: &[Value]| {
+        let all = ills(&expected(&voters(None)), nodes);
+        all.into_iter().find(|i| i.kind == "unreachable").unwrap()
+    };
+    let a = away(&nodes);
+    assert!(
+        a.text.contains("since epoch 6: its copy is the newest"),
+        "{a:?}"
+    );
+    assert!(a.text.contains("nobody takes over"), "{a:?}");
+    assert!(a.todo.contains("`mojim node` on node a again"), "{a:?}");
+    assert!(a.todo.contains("start the program there"), "{a:?}");
+    let force = "lost for good, `mojim promote --force --name b`";
+    assert!(a.todo.contains(force), "{a:?}");
+    // One that is the mirror by the register, too, does.
+    for n in &mut nodes[1..] {
+        n["register"] = register(json!({ "node": "b" }));
+    }
+    let a = away(&nodes);
+    assert!(a.text.contains("takes over in seconds"), "{a:?}");
+    assert_eq!(a.todo, START);
+}
+
 /// A mirror whose disk is full forwards nothing any more, and said that a backup
 /// which has everything lags by as much as was ever sent.
 #[test]
