@@ -41,6 +41,7 @@ mod runs_mount;
 pub mod signals;
 pub mod status;
 pub mod supervise;
+mod unasked;
 mod verify;
 mod well;
 mod while_used;

@@ -15,6 +15,8 @@ use std::borrow::Cow;
 
 use serde_json::{Value, json};
 
+use crate::unasked::Cause;
+
 /// What the configuration says of a volume, as far as its health goes.
 pub struct Expected<'a> {
     /// Whether it has a mirror.
@@ -361,10 +363,14 @@ fn latest(nodes: &[Value]) -> Option<&Value> {
 pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut ills = found(expected, nodes);
     for i in ills.iter_mut().filter(|i| i.kind == "unreachable") {
+        if Cause::of(&i.text).is_some_and(Cause::is_of_keys) {
+            // It may serve: nobody is to go on without it.
+            continue;
+        }
         if alone_by_register(&i.node, nodes).is_some() {
             i.todo = back_alone(&i.node, nodes).into();
         } else if let Some(how) = without(nodes, &i.node) {
-            i.todo = Cow::Owned(format!("{START}; {how}"));
+            i.todo = Cow::Owned(format!("{}; {how}", i.todo));
         }
     }
     for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
@@ -526,7 +532,7 @@ fn of_voters(expected: &Expected<'_>, ills: &mut Vec<Ill>) {
                 false if v.refuses => REFUSED,
                 false => START,
             };
-            ills.push(Ill::new(&v.name, "voter", what, todo));
+            ills.push(unasked(Ill::new(&v.name, "voter", what, todo), why));
         } else if let Some(why) = down {
             let what = format!("node {} does not vote on views: {why}", v.name);
             ills.push(Ill::new(&v.name, "voter", what, VOTER));
@@ -660,7 +666,7 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
         (false, _) => {
             let goes_on = goes_on(expected, name, nodes);
             let what = format!("{e}{goes_on}{}", expected.vote_of(name));
-            Ill::new(name, "unreachable", what, START)
+            unasked(Ill::new(name, "unreachable", what, START), e)
         }
         (true, true) => {
             let mut todo = Cow::Borrowed(match text(n, "role") {
@@ -683,9 +689,22 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
             ill.todo = todo;
             ill
         }
-        (true, false) if n["beyond"] == true => Ill::new(name, "beyond", e.to_owned(), BEYOND),
-        (true, false) => Ill::new(name, "refused", e.to_owned(), REFUSED),
+        (true, false) => {
+            let (kind, todo) = match n["beyond"] == true {
+                true => ("beyond", BEYOND),
+                false => ("refused", REFUSED),
+            };
+            unasked(Ill::new(name, kind, e.to_owned(), todo), e)
+        }
     }
+}
+
+/// An ill of a node that could not be asked, for `e`: where the cause is known, with what to do about it.
+fn unasked(mut ill: Ill, e: &str) -> Ill {
+    if let Some(cause) = Cause::of(e) {
+        ill.todo = cause.todo(&ill.node).into();
+    }
+    ill
 }
 
 /// How the volume goes on at the mirror of `n`, if `n` is the primary, no program is

@@ -15,6 +15,21 @@ use mojim_format::{FRAME_LEN, Frame, FrameKind};
 
 use crate::{Conn, Error, Result};
 
+/// Words by which one end says that the keys of the two do not fit. `mojim status` knows by them
+/// what to advise.
+pub mod unfit {
+    /// The other end has keys, and this one has none.
+    pub const SPEAKS_TLS: &str = "speaks TLS and this side does not";
+    /// This end has keys, and the other one has none.
+    pub const SPEAKS_NO_TLS: &str = "does not speak TLS";
+    /// Of another authority, of another name, or over.
+    pub const CERTIFICATE: &str = "its certificate is refused";
+    /// The other end does so with this one's.
+    pub const LINK: &str = "refused the link";
+    /// The same, after this end had taken the link for made.
+    pub const CERTIFICATE_OR_LINK: &str = "refused this certificate or link";
+}
+
 /// The error for a message that cannot be decoded.
 pub fn bad(e: mojim_format::FormatError) -> Error {
     Error::Protocol(format!("bad message: {e}"))
@@ -133,7 +148,8 @@ impl Wire {
         let peer = self.conn.peer();
         Error::Protocol(match self.is_tls() {
             true => format!(
-                "{peer} speaks TLS and this side does not: both need `keys` in their configuration"
+                "{peer} {}: both need `keys` in their configuration",
+                unfit::SPEAKS_TLS
             ),
             false => format!("{peer} {why}"),
         })

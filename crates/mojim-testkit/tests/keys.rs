@@ -338,7 +338,8 @@ fn plain_links_are_for_what_says_so() {
     assert_eq!(e.unwrap_err().errno(), libc::EACCES);
 }
 
-/// Without TLS to a node with keys, and with TLS to one without.
+/// Without TLS to a node with keys, and with TLS to one without. An operator was advised to end the
+/// first node's daemon, and to start that of the second one, which ran.
 #[test]
 fn both_ends_need_keys() {
     let c = Pair::new("sync", "").made();
@@ -366,19 +367,35 @@ fn both_ends_need_keys() {
     let mut answer = Vec::new();
     let _ = stranger.read_to_end(&mut answer);
     assert!(answer.len() < FRAME_LEN, "{answer:?}");
+    // A command without keys, and one with keys of another authority.
+    let t = fs::read_to_string(c.file()).unwrap();
+    let lines = || t.lines().filter(|l| !l.starts_with("keys"));
+    let without = c.dir.join("without.toml");
+    fs::write(&without, lines().collect::<Vec<_>>().join("\n")).unwrap();
+    let other = c.dir.join("other.toml");
+    let keys = format!("keys = {:?}", c.dir.join("other"));
+    let all: Vec<&str> = std::iter::once(&*keys).chain(lines()).collect();
+    fs::write(&other, all.join("\n")).unwrap();
+    let of = |file: &Path, what: &str| mojim(&[what, "--config", file.to_str().unwrap()]);
+    let made = of(&other, "keys");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    for (file, advice) in [
+        (&without, "use the file that the nodes have"),
+        (&other, "`mojim keys --renew b`"),
+    ] {
+        let said = text(&of(file, "status").stdout);
+        assert!(said.contains(advice), "{said}");
+    }
     b.signal("TERM");
     assert_eq!(b.wait(), Some(0));
     // The same node without its keys.
-    let t = fs::read_to_string(c.file()).unwrap();
-    let without = c.dir.join("without.toml");
-    let lines: Vec<&str> = t.lines().filter(|l| !l.starts_with("keys")).collect();
-    fs::write(&without, lines.join("\n")).unwrap();
     let args = ["node", "--config", without.to_str().unwrap(), "--name", "b"];
     let mut b = Process::start(&args, &c.dir.join("b.txt"));
     assert!(b.line().is_some());
     let out = c.mojim("status", &[]);
+    let advice = "this command's configuration names `keys`";
     assert!(
-        text(&out.stdout).contains("has it no keys"),
+        text(&out.stdout).contains("has it no keys") && text(&out.stdout).contains(advice),
         "{}{}",
         text(&out.stdout),
         text(&out.stderr)

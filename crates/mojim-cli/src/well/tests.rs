@@ -314,6 +314,55 @@ fn nobody_takes_over_from_a_primary_that_was_alone() {
     assert_eq!(a.todo, START);
 }
 
+/// A command without `keys` was advised to end the daemon of a node that has them, as one whose key may be
+/// in other hands. One with keys, or with those of another authority, was advised to start the daemon,
+/// which ran. Where that node is the primary, an operator was told how to go on without it.
+#[test]
+fn keys_that_do_not_fit_are_told_from_a_daemon_that_is_not_there() {
+    use mojim_env::wire::unfit;
+    let seen = |error: String, more: Value| {
+        let mut nodes = cluster();
+        nodes[0] = json!({ "node": "a", "reachable": false, "error": error });
+        nodes[0]
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        for n in &mut nodes[1..] {
+            n["register"] = Value::Null;
+        }
+        let i = ills(&expected(&[]), &nodes).remove(0);
+        (i.kind, i.todo.into_owned())
+    };
+    let answered = json!({ "reachable": true, "beyond": true });
+    let (kind, todo) = seen(
+        format!("node a: 1.2.3.4 {}", unfit::SPEAKS_TLS),
+        answered.clone(),
+    );
+    assert_eq!(kind, "beyond");
+    assert!(
+        todo.contains("use the file that the nodes have") && !todo.contains("end "),
+        "{todo}"
+    );
+    let (kind, todo) = seen("node a: its answer is beyond sense".into(), answered);
+    assert_eq!((kind, &*todo), ("beyond", BEYOND));
+    let (kind, todo) = seen(format!("node a: it {}", unfit::SPEAKS_NO_TLS), json!({}));
+    assert_eq!(kind, "unreachable");
+    assert!(
+        todo.contains("this command's configuration names `keys`"),
+        "{todo}"
+    );
+    assert!(!todo.contains("promote"), "{todo}");
+    for words in [unfit::CERTIFICATE, unfit::LINK, unfit::CERTIFICATE_OR_LINK] {
+        let (_, todo) = seen(format!("node a: {words}"), json!({}));
+        assert!(todo.contains("`mojim keys --renew a`"), "{todo}");
+        assert!(!todo.contains("promote"), "{todo}");
+    }
+    let nobody = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
+    let (_, todo) = seen(format!("node a: {nobody}"), json!({}));
+    assert!(todo.starts_with("nobody listens at that address"), "{todo}");
+    assert!(todo.contains("`mojim promote --name b`"), "{todo}");
+}
+
 /// A mirror whose disk is full forwards nothing any more, and said that a backup
 /// which has everything lags by as much as was ever sent.
 #[test]

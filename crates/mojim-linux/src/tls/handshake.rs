@@ -8,6 +8,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
+use mojim_env::wire::unfit;
 use mojim_format::certificate::Subject;
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::kernel::KernelConnection;
@@ -90,18 +91,18 @@ fn tls(e: rustls::Error) -> io::Error {
     match e {
         rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))) => error(
             io::ErrorKind::PermissionDenied,
-            format!("its certificate is refused: {why}"),
+            format!("{}: {why}", unfit::CERTIFICATE),
         ),
         rustls::Error::InvalidCertificate(why) => error(
             io::ErrorKind::PermissionDenied,
-            format!("its certificate is refused: {why}"),
+            format!("{}: {why}", unfit::CERTIFICATE),
         ),
         rustls::Error::NoCertificatesPresented => {
             error(io::ErrorKind::PermissionDenied, "it showed no certificate")
         }
         rustls::Error::AlertReceived(why) => error(
             io::ErrorKind::PermissionDenied,
-            format!("the other end refused the link ({why:?})"),
+            format!("the other end {} ({why:?})", unfit::LINK),
         ),
         e => error(io::ErrorKind::InvalidData, e.to_string()),
     }
@@ -283,7 +284,7 @@ impl Handshake {
                     self.outgoing.extend_from_slice(&NO_TLS);
                     return Err(error(
                         io::ErrorKind::InvalidData,
-                        "it does not speak TLS: has it no keys?",
+                        format!("it {}: has it no keys?", unfit::SPEAKS_NO_TLS),
                     ));
                 }
                 let len = usize::from(u16::from_be_bytes([header[3], header[4]]));

@@ -26,6 +26,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use mojim_env::wire::unfit;
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
 
@@ -517,6 +518,6 @@ fn refused(alert: u8) -> io::Error {
     let why = rustls::AlertDescription::from(alert);
     error(
         io::ErrorKind::PermissionDenied,
-        format!("the other node refused this certificate or link ({why:?})"),
+        format!("the other node {} ({why:?})", unfit::CERTIFICATE_OR_LINK),
     )
 }

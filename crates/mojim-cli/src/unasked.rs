@@ -1,0 +1,62 @@
+//! Why a node could not be asked, and what to do about that.
+//!
+//! Owns the causes that an operator mends in different ways: a daemon that does not run, and keys
+//! that do not fit. A cause is known by the words of the end that found it.
+
+use mojim_env::wire::unfit;
+
+/// Why a node could not be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Its daemon has keys, and this command has none.
+    KeysThere,
+    /// This command has keys, and who listens there has none.
+    KeysHere,
+    /// Both have keys, and one end does not take the other's.
+    KeysDiffer,
+    /// Nobody listens at its address.
+    Silent,
+}
+
+impl Cause {
+    /// The cause of an error, by its text; `None` if it is another one.
+    pub fn of(error: &str) -> Option<Cause> {
+        let refused = format!("(os error {})", libc::ECONNREFUSED);
+        let says = |words: &str| error.contains(words);
+        if says(unfit::SPEAKS_TLS) {
+            Some(Cause::KeysThere)
+        } else if says(unfit::SPEAKS_NO_TLS) {
+            Some(Cause::KeysHere)
+        } else if [unfit::CERTIFICATE, unfit::LINK, unfit::CERTIFICATE_OR_LINK]
+            .into_iter()
+            .any(says)
+        {
+            Some(Cause::KeysDiffer)
+        } else {
+            says(&refused).then_some(Cause::Silent)
+        }
+    }
+
+    /// Whether the node may well be alive, and its program at work.
+    pub fn is_of_keys(self) -> bool {
+        self != Cause::Silent
+    }
+
+    /// What to do about node `name`.
+    pub fn todo(self, name: &str) -> String {
+        match self {
+            Cause::KeysThere => format!(
+                "the daemon of node {name} has `keys`, and this command's configuration names none: use the file that the nodes have. If that daemon's file is the wrong one, give it this one, and start the daemon again: `mojim node --name {name}`"
+            ),
+            Cause::KeysHere => format!(
+                "this command's configuration names `keys`, and who listens there has none. Give node {name} the same file, authority.pem and node.{name}.pem, and start its daemon again: `mojim node --name {name}`. If another program has that address, end it, or change the address in the file"
+            ),
+            Cause::KeysDiffer => format!(
+                "the certificates of node {name} and of this command are not of the same authority, or one is over. Give both the same authority.pem, and certificates of that authority: `mojim keys --renew {name}` makes the node's, `mojim keys --renew-client` this command's. Then start the daemon of node {name} again: `mojim node --name {name}`"
+            ),
+            Cause::Silent => format!(
+                "nobody listens at that address: start the daemon of node {name} there: `mojim node --name {name}`. If it runs, its configuration has another address; `mojim replace` if the node is lost for good"
+            ),
+        }
+    }
+}
