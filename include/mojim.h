@@ -97,7 +97,7 @@
  * persistent on itself, in every mode: then they are lost with its disk. In
  * unreplicated a program that is started on a node whose disk is new begins an
  * empty volume; in every other mode a volume begins with its mirror.
- * docs/guarantees.md has each mode, failure by failure.
+ * docs/reference/guarantees.md has each mode, failure by failure.
  *
  * The bytes of one sync point are there all, or none, after any such failure.
  * A medium "dram" is never persistent; mojim_copies tells how things stand.
@@ -155,7 +155,7 @@ typedef struct mojim_attachment mojim_t;
 
 /* ---- attach ------------------------------------------------------------ */
 
-/* UNDER `mojim run` (docs/operations.md): a program that is linked with this library
+/* UNDER `mojim run` (docs/reference/operations.md): a program that is linked with this library
  * is started where the volume's primary is, and, with three voters and `mojim run` on
  * both nodes, started again on the other node when that takes over. The volume is not
  * mounted for it: it attaches, as the only program, with the configuration

@@ -3,7 +3,7 @@
  * A transaction changes memory in place and commits what it changed as one sync
  * point: durable and replicated as the volume's mode says, whole or not at all
  * after any failure. An abort gives the memory what it had. This header is the
- * manual; docs/transactions.md has examples, and blocks that the compiler
+ * manual; docs/reference/transactions.md has examples, and blocks that the compiler
  * captures (gcc -fgnu-tm). mojim.h has the conventions.
  * Source: Mnemosyne, "Durable memory transactions".
  *

@@ -9,7 +9,7 @@ node is promoted; and what was acknowledged is looked for there, with the progra
 files. Suites run to their end, and are judged by their own verdict; then the volume's copies are
 compared.
 
-`scripts/programs` installs the programs and starts this. It writes docs/programs.md with --write.
+`scripts/programs` installs the programs and starts this. It writes docs/reference/programs.md with --write.
 """
 
 import argparse

@@ -97,7 +97,7 @@ impl Demo {
             writeln!(std::io::stdout(), "{result:#}")?;
         } else {
             stage.say(&format!(
-                "\n{}  ({:.0} s; what the guarantees are: docs/guarantees.md)",
+                "\n{}  ({:.0} s; what the guarantees are: docs/reference/guarantees.md)",
                 if ok {
                     "Nothing was lost, nothing was torn."
                 } else {

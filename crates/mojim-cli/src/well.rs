@@ -174,7 +174,7 @@ const ROOM_BY_HAND: &str = "make room where the message says that there is none:
 /// Added to the advice about voters: the other lines do not repeat it.
 const BEFORE: &str =
     "; before that, nobody can do what is advised here about programs, promotions and places";
-const BEYOND: &str = "end the daemon there: it is broken, of another version, or not the node's, whose key is then in other hands (docs/threats.md)";
+const BEYOND: &str = "end the daemon there: it is broken, of another version, or not the node's, whose key is then in other hands (docs/explanation/threats.md)";
 const CONFIGURATION: &str = "give all nodes and this command the same file, and restart the node that has another one (SIGUSR1 has its daemon read it again)";
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 

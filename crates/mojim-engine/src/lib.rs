@@ -4,7 +4,7 @@
 //! Owns volumes, regions, guests and readers for all that stands on them: the C interface,
 //! the mount, the daemon, and the crate `mojim`, which is the Rust interface. Regions are
 //! pointers here, and a volume is attached until it is detached. `ARCHITECTURE.md` tells the life of a sync point;
-//! `docs/guarantees.md` what survives what.
+//! `docs/reference/guarantees.md` what survives what.
 
 mod last;
 mod reader;

@@ -41,7 +41,7 @@ pub enum Error {
     #[error("{}", shown(.0))]
     Stale(String),
     /// A log or data file failed; nothing is acknowledged until it is
-    /// attached again and verified (`docs/invariants.md`, 6).
+    /// attached again and verified (`docs/reference/invariants.md`, 6).
     #[error("poisoned: {}", shown(.0))]
     Poisoned(String),
     /// As [`Error::Poisoned`], because there is no room on the disk.

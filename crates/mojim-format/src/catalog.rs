@@ -2,7 +2,7 @@
 //!
 //! One small file per node, replaced as a whole (temporary file, sync, rename)
 //! whenever a record that changes names or sizes is applied.
-//! `docs/format.md`, "Catalogue".
+//! `docs/reference/format.md`, "Catalogue".
 
 use crate::bytes::{Reader, Writer, u32_at};
 use crate::{FormatError, MAX_FILE_NAME, crc32c};

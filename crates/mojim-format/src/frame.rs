@@ -4,7 +4,7 @@
 //! It carries the link's epoch, so that records of an older epoch can be sent
 //! again over a newer link, and one LSN: the committed LSN with a record or a
 //! heartbeat to the mirror, the acknowledged LSN with an acknowledgement on the
-//! way back. `docs/format.md`, "Frame".
+//! way back. `docs/reference/format.md`, "Frame".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{FormatError, crc32c};

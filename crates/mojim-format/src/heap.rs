@@ -10,7 +10,7 @@
 //! holds blocks of one size. Its entry in the slab table is that of its first unit;
 //! entries of its other units, and of units in no slab, are 0. Each block has one state
 //! byte: 0 free, 1 allocated. Nothing else is kept: free lists are made anew at open.
-//! `docs/format.md`, "Heap".
+//! `docs/reference/format.md`, "Heap".
 
 use crate::bytes::{u32_at, u64_at};
 use crate::{FormatError, crc32c};

@@ -2,7 +2,7 @@
 //!
 //! Owns every offset in these. (A log's control page and the notes of renames and
 //! removals are in `mojim-store`, the voters' log is in `mojim-views`.) No I/O, no
-//! clock, no threads; encoding a record allocates nothing. `docs/format.md`
+//! clock, no threads; encoding a record allocates nothing. `docs/reference/format.md`
 //! describes the same bytes; a test parses its worked example with this code.
 //! All integers are little-endian.
 //!

@@ -2,7 +2,7 @@
 //!
 //! Each body ends with the CRC-32C of the bytes before it. Texts are bounded;
 //! nothing is allocated in proportion to a number that was merely read.
-//! `docs/protocol.md` describes what the messages mean.
+//! `docs/reference/protocol.md` describes what the messages mean.
 
 use crate::bytes::{Reader, Writer, u32_at};
 use crate::superblock::{EpochStart, MAX_HISTORY, State};

@@ -2,7 +2,7 @@
 //!
 //! A pad exists only in logs, never on a wire. It names the LSN of the record that
 //! follows at the log's start, which distinguishes it from a pad left over from an
-//! earlier lap. `docs/format.md`, "Log".
+//! earlier lap. `docs/reference/format.md`, "Log".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{FORMAT_VERSION, FormatError, crc32c};

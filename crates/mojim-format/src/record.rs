@@ -1,9 +1,9 @@
 //! The record: one sync point, or one part of a split one, as bytes.
 //!
-//! The bytes are the same on the wire and in every log (`docs/invariants.md`, 5).
+//! The bytes are the same on the wire and in every log (`docs/reference/invariants.md`, 5).
 //! A record is valid if and only if its magic, version and end mark are right,
 //! its lengths add up, and its CRC-32C matches; nothing outside it says where
-//! it ends. `docs/format.md`, "Record".
+//! it ends. `docs/reference/format.md`, "Record".
 //!
 //! Invariants of a valid record: `length` = header + 24 × ops + payloads +
 //! trailer; payloads follow the operations' table in the same order, without

@@ -2,7 +2,7 @@
 //!
 //! One file has two slots of `SUPERBLOCK_LEN` bytes. The newer valid slot counts,
 //! and a write goes to the other one, so that a torn write loses nothing.
-//! `docs/format.md`, "Superblock".
+//! `docs/reference/format.md`, "Superblock".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{FormatError, MAX_LANES, MAX_NAME, crc32c};
@@ -55,7 +55,7 @@ pub struct EpochStart {
     pub first_lsn: u64,
 }
 
-/// The primary and the mirror of an epoch (`docs/protocol.md`, "Views in a register").
+/// The primary and the mirror of an epoch (`docs/reference/protocol.md`, "Views in a register").
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
     /// Number of the view; 0 before the first.

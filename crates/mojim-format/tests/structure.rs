@@ -408,7 +408,13 @@ fn the_programs_of_the_readme_are_the_examples() {
 
 /// Every document, by its path from the top.
 fn documents() -> Vec<(PathBuf, String)> {
-    let dirs = [top(), top().join("docs")];
+    // `docs`, and a directory for each purpose.
+    let purposes = fs::read_dir(top().join("docs")).unwrap();
+    let purposes = purposes.map(|d| d.unwrap().path()).filter(|p| p.is_dir());
+    let dirs: Vec<_> = [top(), top().join("docs")]
+        .into_iter()
+        .chain(purposes)
+        .collect();
     let all = dirs.iter().flat_map(|d| fs::read_dir(d).unwrap());
     all.map(|d| d.unwrap().path())
         .filter(|p| p.extension().is_some_and(|e| e == "md"))
@@ -458,10 +464,10 @@ fn links_lead_somewhere() {
     }
     assert!(links > 20, "{links}");
     let here = top().join("README.md");
-    let broken = "[a](docs/none.md) [b](docs/operations.md#none) [c](docs/operations.md#limits)";
+    let broken = "[a](docs/none.md) [b](docs/reference/operations.md#none) [c](docs/reference/operations.md#limits)";
     assert_eq!(
         dangling(&here, broken),
-        ["docs/none.md", "docs/operations.md#none"]
+        ["docs/none.md", "docs/reference/operations.md#none"]
     );
 }
 

@@ -1,4 +1,4 @@
-//! `docs/format.md` against the code: its hex dumps are what the encoders
+//! `docs/reference/format.md` against the code: its hex dumps are what the encoders
 //! yield and the decoders read, its tables have the code's sizes and no gaps.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use mojim_format::record::{MAX_OPS, MAX_RECORD};
 use mojim_format::superblock::{MAX_HISTORY, SUPERBLOCK_VERSION};
 use mojim_format::*;
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/format.md");
 const VOLUME: u64 = 0x1122_3344_5566_7788;
 
 fn document() -> String {

@@ -62,7 +62,7 @@ pub unsafe extern "C-unwind" fn _ITM_abortTransaction(reason: c_int) -> ! {
     // SAFETY: the calling thread's own log.
     if unsafe { log.as_ref() }.is_none_or(|l| l.depth == 0) {
         // The call does not return, and there is no begin to go back to. A compiler that makes it is
-        // wrong (gcc 12 does so at -O0, see docs/transactions.md).
+        // wrong (gcc 12 does so at -O0, see docs/reference/transactions.md).
         let text =
             b"mojim: a transaction is cancelled where none is open: the program cannot go on\n";
         // Nothing can be done if that fails.

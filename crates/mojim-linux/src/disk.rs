@@ -172,7 +172,7 @@ impl File for DiskFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        // Not retried, whatever it says (`docs/invariants.md`, 6). The kernel
+        // Not retried, whatever it says (`docs/reference/invariants.md`, 6). The kernel
         // does not interrupt it.
         Ok(fs::fdatasync(&self.fd)?)
     }

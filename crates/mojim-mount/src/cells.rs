@@ -3,7 +3,7 @@
 //!
 //! Owns the bytes of a cell, and where cells lie. The file is one of the volume's, so what is
 //! written to it is committed in the same sync points, and copied to the same nodes, as the
-//! files' own bytes. `docs/format.md`, "The file of names", has it byte by byte.
+//! files' own bytes. `docs/reference/format.md`, "The file of names", has it byte by byte.
 //!
 //! Invariants:
 //! - Cells follow each other without gaps from offset 0 up to a length of 0, or the file's end.

@@ -70,7 +70,7 @@ impl Node {
     }
 
     /// Programs that died leave what they committed in their ring: it is made
-    /// persistent here (`docs/invariants.md`, "The order of a record's life").
+    /// persistent here (`docs/reference/invariants.md`, "The order of a record's life").
     pub(super) fn ring_loop(self: Arc<Node>) {
         let mut all: HashMap<String, Seen> = HashMap::new();
         while !self.stopping.load(Acquire) {

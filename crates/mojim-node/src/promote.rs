@@ -1,6 +1,6 @@
 //! Promotion of this node on an operator's word: through the register, and by hand.
 //!
-//! Owns the request `promote` (`docs/protocol.md`, "Requests"): what it asks the other
+//! Owns the request `promote` (`docs/reference/protocol.md`, "Requests"): what it asks the other
 //! nodes, and what it checks here. `mojim_protocol::promotion` judges whether a promotion
 //! by hand is allowed.
 
@@ -616,7 +616,7 @@ fn unread(me: &str, own: &Known, force: bool, primary: Option<&str>, why: &Error
                 }
             };
             format!(
-                ". --force needs a majority too. If too few voters are left for good, {lost} docs/operations.md (\"More copies: backups\") says how to go on with `failover = \"manual\"`"
+                ". --force needs a majority too. If too few voters are left for good, {lost} docs/reference/operations.md (\"More copies: backups\") says how to go on with `failover = \"manual\"`"
             )
         }
         false => String::new(),

@@ -4,7 +4,7 @@
 //! Owns the decision whether and when to go alone, and when to give up. One state
 //! machine, stepped beside the session by its caller: a program's volume, a daemon that
 //! heals, the simulator. It waits for nothing but the register's answer.
-//! `docs/protocol.md`, "Session".
+//! `docs/reference/protocol.md`, "Session".
 //!
 //! Invariants:
 //! - No node goes alone whose log lacks what it is known to have acknowledged.

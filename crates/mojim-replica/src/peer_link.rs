@@ -4,7 +4,7 @@
 //! Owns the control link and the phases. One state machine, stepped by a thread of its own (or
 //! the simulator); it never blocks. The peer is a mirror, which sync points wait for, or a
 //! backup, which is behind and never waited for: what differs is a [`Policy`], in `session.rs`
-//! and in `backup_session.rs`. `docs/protocol.md`, "Session".
+//! and in `backup_session.rs`. `docs/reference/protocol.md`, "Session".
 //!
 //! | phase | what is awaited | the next one |
 //! |---|---|---|

@@ -8,7 +8,7 @@
 //! and receives for all (`group.rs`, Mojim 4.1).
 //!
 //! Invariants:
-//! - 2 of `docs/invariants.md`: `committed` moves only as the mode's rule allows.
+//! - 2 of `docs/reference/invariants.md`: `committed` moves only as the mode's rule allows.
 //! - The LSN is taken together with the room for its record, before the first byte is
 //!   copied, so LSNs ascend within a lane. The record is made without a lock; every LSN
 //!   that is taken gets one.

@@ -2,7 +2,7 @@
 //! sync points wait for.
 //!
 //! Owns whether the mirror is a member, how an attach goes, and the making and breaking of the
-//! lanes' ends, which the primary's threads use. `docs/protocol.md`, "Session".
+//! lanes' ends, which the primary's threads use. `docs/reference/protocol.md`, "Session".
 //!
 //! Invariants:
 //! - The lanes' ends exist only between `Started` and the next failure, and all belong to

@@ -4,7 +4,7 @@
 //! Owns the history ([`Points`]), the acknowledged floor, and each node's hold. It learns
 //! of the engine's claims only where the application would (a sync point returned), and
 //! looks at the copies themselves for the rest. Every violation of an invariant of
-//! `docs/invariants.md` is returned as text that begins with the invariant's number.
+//! `docs/reference/invariants.md` is returned as text that begins with the invariant's number.
 
 use mojim_format::State;
 use mojim_protocol::AckRule;
@@ -416,7 +416,7 @@ impl Checker {
 
     /// Node `n` goes on with `p`, which has all that its damaged log tells of. Points of
     /// which the log does not tell look as if they were never written, so the node goes
-    /// on as if it had everything (a limit, `docs/protocol.md`).
+    /// on as if it had everything (a limit, `docs/reference/protocol.md`).
     fn look_for_untold(&mut self, n: usize, p: usize) {
         let known = |t| self.points.is_within(self.points.before(self.floor, t), p);
         if !self.points.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
@@ -434,7 +434,7 @@ impl Checker {
 
     /// Node `n`, which was put back as of an earlier time, goes on with `p`, without a mirror: it
     /// has all that any node that answered knew of. It cannot know of more (a limit,
-    /// `docs/protocol.md`). With a mirror that has more, it would have taken that.
+    /// `docs/reference/protocol.md`). With a mirror that has more, it would have taken that.
     fn look_for_unanswered(&mut self, n: usize, p: usize) {
         let c = &self.copies[n];
         let known = self.points.before(self.floor, c.answered);

@@ -2,11 +2,11 @@
 //! place.
 //!
 //! Owns the draws of such damage, which have a random generator of their own, and the
-//! reading of a damaged medium. This reading follows docs/format.md ("How recovery finds
+//! reading of a damaged medium. This reading follows docs/reference/format.md ("How recovery finds
 //! the end") alone, without the engine: it finds which records of the logs can still be
 //! read, and what they tell was acknowledged. The engine has to find and know that much.
 //! Data files are left alone, since nothing promises to detect their damage
-//! (docs/guarantees.md, "Damaged data files").
+//! (docs/reference/guarantees.md, "Damaged data files").
 //!
 //! A log on a disk is read only if the ring's memory is gone. So damage to it shows after
 //! a loss of power; a start before that writes the log anew. Persistent memory is damaged

@@ -12,7 +12,7 @@
 //!   pad fills what is left there. On a disk no two records share a sector, so
 //!   a torn write never touches an older record.
 //! - `[start, head)` is never overwritten. `start` moves only past records
-//!   whose effects are as durable as this log (`docs/invariants.md`, "The
+//!   whose effects are as durable as this log (`docs/reference/invariants.md`, "The
 //!   order of a record's life").
 //! - Nothing tells where the log ends: recovery reads from `start` for as long
 //!   as records validate, ascend in LSN and belong to their epoch.

@@ -1,4 +1,4 @@
-//! Owns the notes of renames and removals under way (`docs/format.md`) and their bytes.
+//! Owns the notes of renames and removals under way (`docs/reference/format.md`) and their bytes.
 
 use std::path::Path;
 

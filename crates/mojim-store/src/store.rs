@@ -9,7 +9,7 @@
 //! counts as committed.
 //!
 //! Invariants:
-//! - 1 of `docs/invariants.md`: a record reaches the data area only from a log at least
+//! - 1 of `docs/reference/invariants.md`: a record reaches the data area only from a log at least
 //!   as durable, and only when committed. Where the log is memory, the boot id
 //!   was made durable when the store was opened, so a copy from another boot is
 //!   discarded.

@@ -21,7 +21,13 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
 
 /// Every document: its name and its text.
 fn documents() -> Vec<(String, String)> {
-    let dirs = [source(), source().join("docs")];
+    // `docs`, and a directory for each purpose.
+    let purposes = fs::read_dir(source().join("docs")).unwrap();
+    let purposes = purposes.map(|d| d.unwrap().path()).filter(|p| p.is_dir());
+    let dirs: Vec<_> = [source(), source().join("docs")]
+        .into_iter()
+        .chain(purposes)
+        .collect();
     let files = dirs.iter().flat_map(|d| fs::read_dir(d).unwrap());
     let paths = files.map(|f| f.unwrap().path());
     let paths = paths.filter(|p| p.extension().is_some_and(|e| e == "md"));
@@ -93,7 +99,7 @@ fn every_code_of_an_event_is_documented() {
             &mut codes,
         );
     }
-    let text = fs::read_to_string(source().join("docs/operations.md")).unwrap();
+    let text = fs::read_to_string(source().join("docs/reference/operations.md")).unwrap();
     let table = text
         .split("### Events")
         .nth(1)

@@ -379,7 +379,7 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
 fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
     let c = falling_back();
     be_patient(&c);
-    // Whoever leads the voters is heard by `a` also when `c` is cut off (docs/protocol.md,
+    // Whoever leads the voters is heard by `a` also when `c` is cut off (docs/reference/protocol.md,
     // "What it does not do"). A backup that led them itself, on a busy machine, once took
     // over: nobody else could write. So it has no vote.
     for data in ["[node.b]", "[node.c]"] {

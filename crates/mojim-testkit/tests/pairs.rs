@@ -1,4 +1,4 @@
-//! Every mode and every two failures, as docs/guarantees.md promises: real
+//! Every mode and every two failures, as docs/reference/guarantees.md promises: real
 //! nodes on loopback, a program that appends entries, and the tables below.
 //!
 //! A case is one cell of a table. The program has entries acknowledged; then
@@ -10,7 +10,7 @@
 //! temporary directories, shared memory and processes.
 //!
 //! A loss of power takes a node's memory away, not its page cache: what was
-//! never flushed is the simulator's affair (docs/testing.md). `PAIRS_ROUNDS=20`
+//! never flushed is the simulator's affair (docs/explanation/testing.md). `PAIRS_ROUNDS=20`
 //! is the long form, `PAIRS_ONLY` picks cells by their names.
 
 use std::collections::HashMap;
@@ -1372,7 +1372,7 @@ fn sync_sec_and_sync_seceth() {
 /// round; and all modes have theirs.
 #[test]
 fn the_document_has_these_tables() {
-    let file = source().join("docs/guarantees.md");
+    let file = source().join("docs/reference/guarantees.md");
     let document = fs::read_to_string(file).unwrap();
     let mut named = Vec::new();
     for table in TABLES {

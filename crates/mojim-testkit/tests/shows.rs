@@ -245,7 +245,7 @@ fn nobody_else_comes_to_the_files_behind_a_mount() {
     }
 }
 
-/// What a mount does not have fails as `docs/mount.md` says.
+/// What a mount does not have fails as `docs/reference/mount.md` says.
 #[test]
 fn what_is_not_supported_is_refused_as_documented() {
     let c = Cluster::new(SYNC);

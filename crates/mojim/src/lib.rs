@@ -60,7 +60,7 @@
 //!
 //! # More
 //!
-//! The project's `docs/guarantees.md` says what survives what; `docs/configuration.md` has the
+//! The project's `docs/reference/guarantees.md` says what survives what; `docs/reference/configuration.md` has the
 //! configuration file. Sources: *Mojim: A Reliable and Highly-Available Non-Volatile Memory
 //! System* (ASPLOS 2015), and *Failure-Atomic msync* (EuroSys 2013).
 

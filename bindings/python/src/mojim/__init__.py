@@ -11,7 +11,7 @@ A counter that survives, whatever ends the program and whichever node is lost:
 Nothing that is stored is kept before a sync point commits it: the end of
 :meth:`Volume.atomic`, :func:`msync`, :meth:`Region.sync`, :meth:`Volume.sync`, or
 :meth:`memmap.flush`. A sync point is there whole, or not at all, after any failure; what its
-return promises depends on the volume's mode (docs/guarantees.md). docs/python.md is the guide.
+return promises depends on the volume's mode (docs/reference/guarantees.md). docs/reference/python.md is the guide.
 
 Threads: everything may be called from any thread. Calls of the library let other threads run.
 Do not store into a range while another thread commits it.

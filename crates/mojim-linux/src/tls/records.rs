@@ -9,7 +9,7 @@
 //! With encryption off the first record of each direction is the only one: it
 //! carries the first words, and all behind it is the bare stream. (A tag over
 //! plain records was tried: AES-GCM with the content as additional data costs
-//! three times what encrypting it does.) `docs/protocol.md`, "Links and keys".
+//! three times what encrypting it does.) `docs/reference/protocol.md`, "Links and keys".
 //!
 //! Invariants:
 //! - No key seals two records with one number: the number grows by one each

@@ -2,7 +2,7 @@
 //!
 //! Owns the ring of words, its header, and the three encodings of a record. All access to
 //! memory goes through [`Medium`], so that the simulator can enumerate what a loss of power may
-//! leave at each fence. `docs/format.md`, "Append-only logs".
+//! leave at each fence. `docs/reference/format.md`, "Append-only logs".
 //!
 //! Invariants:
 //! - A record is read after a crash if its append had returned, and only whole.

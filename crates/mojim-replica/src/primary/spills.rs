@@ -1,4 +1,4 @@
-//! The spill files of a primary that are under way (`docs/protocol.md`, "Spill files").
+//! The spill files of a primary that are under way (`docs/reference/protocol.md`, "Spill files").
 //!
 //! Owns whose turn it is to be sent, and how far each file got. Invariant: one file at a time is sent
 //! for sync points that wait.

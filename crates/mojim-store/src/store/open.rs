@@ -5,7 +5,7 @@
 //! - What is read is made durable, again, before anything relies on it: a process that
 //!   died, or a sync that failed, may have left it in a cache only.
 //! - A log that is gone empties the copy before anyone sees the copy
-//!   (`docs/invariants.md`, 1); the node's promise stays.
+//!   (`docs/reference/invariants.md`, 1); the node's promise stays.
 //! - A log's identity is durable in the superblock before anything is appended.
 
 use std::any::Any;

@@ -395,7 +395,7 @@ impl Store {
         }
     }
 
-    /// Remembers the first failure (`docs/invariants.md`, 6).
+    /// Remembers the first failure (`docs/reference/invariants.md`, 6).
     pub fn fail<T>(&self, r: Result<T>) -> Result<T> {
         match r {
             Ok(v) => Ok(v),

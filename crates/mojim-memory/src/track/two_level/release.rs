@@ -1,7 +1,7 @@
 //! Gives back the pages of a region that are what the file has, so that a region larger than memory
 //! can be changed; only if that is asked for (`Meter`).
 //!
-//! Source: `docs/invariants.md`, "The order of a record's life": a page is released only while
+//! Source: `docs/reference/invariants.md`, "The order of a record's life": a page is released only while
 //! stores to it wait, and only if it is the file's.
 //!
 //! This file owns the steps below; their state is in `held.rs`.
