@@ -1,4 +1,5 @@
-//! Every snippet of a page in docs/ is compiled and run, and prints what the page says.
+//! Every snippet of a page in docs/ and its directories is compiled and run, and prints what the
+//! page says.
 //!
 //! A block is marked by words behind its language, which no reader of the page sees:
 //!
@@ -19,8 +20,8 @@
 //! The blocks of one page run in order, in one directory with a `mojim.toml` whose node is `a`
 //! and whose only volume is `v`, unreplicated. What they leave is there for the next block.
 //! Headers, libraries, `mojim` of Python and the Rust crates are found without more flags.
-//! A page with a marked block has no other blocks in these languages. PAGES=c,rust runs these
-//! pages alone. `scripts/python` brings Python with NumPy, where a page needs it.
+//! A page with a marked block has no other blocks in these languages. PAGES=c,tutorial/rust runs
+//! the pages of these names alone. `scripts/python` brings Python with NumPy, where a page needs it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,18 @@ use mojim_testkit::interface::*;
 
 const LANGUAGES: [&str; 4] = ["c", "cpp", "rust", "python"];
 /// The pages that have blocks to run.
-const MARKED: [&str; 6] = ["c", "cpp", "python", "rust", "transactions", "variables"];
+const MARKED: [&str; 10] = [
+    "reference/c",
+    "reference/cpp",
+    "reference/python",
+    "reference/rust",
+    "reference/transactions",
+    "reference/variables",
+    "tutorial/c",
+    "tutorial/cpp",
+    "tutorial/python",
+    "tutorial/rust",
+];
 const MARKS: [&str; 5] = ["run", "build", "fragment", "refused", "file="];
 
 /// One block of a page.
@@ -312,33 +324,55 @@ fn check(name: &str, page: &str) -> Result<usize, String> {
     Ok(place.done)
 }
 
+/// Every page: its path in docs/ without the extension, and its path.
+fn pages() -> Vec<(String, PathBuf)> {
+    let docs = source().join("docs");
+    let mut dirs = vec![docs.clone()];
+    let mut found = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|e| e == "md") {
+                let name = path.strip_prefix(&docs).unwrap().with_extension("");
+                found.push((name.to_string_lossy().into_owned(), path));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Whether a page is meant: by its path in docs/, or by the last part of that.
+fn is_named(page: &str, name: &str) -> bool {
+    page == name || page.rsplit('/').next() == Some(name)
+}
+
 #[test]
 fn every_snippet_of_the_pages_does_what_the_page_says() {
     let only = std::env::var("PAGES").ok();
     let only = only.as_ref().map(|o| o.split(',').collect::<Vec<_>>());
-    let files = fs::read_dir(source().join("docs")).unwrap();
-    let mut pages: Vec<PathBuf> = files.map(|f| f.unwrap().path()).collect();
-    pages.retain(|p| p.extension().is_some_and(|e| e == "md"));
-    pages.sort();
-    let is_asked = |p: &PathBuf| {
-        let stem = p.file_stem().unwrap().to_str().unwrap();
-        only.as_ref().is_none_or(|o| o.contains(&stem))
-    };
-    pages.retain(is_asked);
+    let mut pages = pages();
+    if let Some(only) = &only {
+        pages.retain(|(page, _)| only.iter().any(|name| is_named(page, name)));
+    }
     // Of a page that is not there, or lost its marks, nothing would be wrong.
     for name in only.as_deref().unwrap_or(&MARKED) {
-        let page = pages.iter().find(|p| p.file_stem().unwrap() == *name);
-        let page = page.unwrap_or_else(|| panic!("there is no docs/{name}.md"));
-        let all = blocks(&fs::read_to_string(page).unwrap());
-        let marked = all.iter().any(Block::is_marked);
-        assert!(marked, "docs/{name}.md has no block to run");
+        let mut asked = pages.iter().filter(|(page, _)| is_named(page, name));
+        let there = asked.clone().next().is_some();
+        assert!(there, "there is no page {name} in docs/");
+        let marked = asked.all(|(_, path)| {
+            let all = blocks(&fs::read_to_string(path).unwrap());
+            all.iter().any(Block::is_marked)
+        });
+        assert!(marked, "{name} has no block to run");
     }
     let results: Vec<(String, Result<usize, String>)> = std::thread::scope(|s| {
-        let all = pages.iter().map(|p| {
+        let all = pages.iter().map(|(name, path)| {
             s.spawn(move || {
-                let name = p.file_name().unwrap().to_string_lossy().into_owned();
-                let done = check(&name, &fs::read_to_string(p).unwrap());
-                (name, done)
+                let done = check(name, &fs::read_to_string(path).unwrap());
+                (name.clone(), done)
             })
         });
         let all: Vec<_> = all.collect();

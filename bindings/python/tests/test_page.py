@@ -1,4 +1,4 @@
-"""The to-do list of docs/reference/python.md, used wrongly: it says so, and its list stays as it was."""
+"""The to-do list of docs/tutorial/python.md, used wrongly: it says so, and its list stays as it was."""
 
 import pathlib
 import re
@@ -9,7 +9,7 @@ from conftest import TOP
 
 
 def test_the_to_do_list_is_not_spoiled_by_wrong_use(config):
-    page = (TOP / "docs/reference/python.md").read_text()
+    page = (TOP / "docs/tutorial/python.md").read_text()
     (text,) = re.findall(r"```python file=todo\.py\n(.*?)```", page, re.DOTALL)
     assert text.count("\n") <= 30
     root = pathlib.Path(config).parent
