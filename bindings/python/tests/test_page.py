@@ -34,3 +34,13 @@ def test_the_to_do_list_is_not_spoiled_by_wrong_use(config):
     assert todo("a", "add", long) == f"0 [ ] one\n1 [ ] {long}\n"
     todo("a", "done", "0")
     assert todo("a", "drop", "1") == todo("a", "list") == "0 [x] one\n"
+
+
+def test_the_counter_of_the_readme_counts(config):
+    """README shows examples/counter.py as it is: `structure.rs` of mojim-format sees to that."""
+    for run in (1, 2):
+        done = subprocess.run(
+            [sys.executable, str(TOP / "examples/counter.py")],
+            cwd=pathlib.Path(config).parent, capture_output=True, text=True, check=False,
+        )
+        assert done.stdout == f"run {run}\n", done.stderr

@@ -5,7 +5,7 @@
 //! and processes.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mojim_testkit::home::Home;
@@ -19,21 +19,19 @@ fn blocks(text: &str, language: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every document: its name and its text.
+/// Every document, those at the top and all below `docs`: its name and its text.
 fn documents() -> Vec<(String, String)> {
-    // `docs`, and a directory for each purpose.
-    let purposes = fs::read_dir(source().join("docs")).unwrap();
-    let purposes = purposes.map(|d| d.unwrap().path()).filter(|p| p.is_dir());
-    let dirs: Vec<_> = [source(), source().join("docs")]
-        .into_iter()
-        .chain(purposes)
-        .collect();
-    let files = dirs.iter().flat_map(|d| fs::read_dir(d).unwrap());
-    let paths = files.map(|f| f.unwrap().path());
-    let paths = paths.filter(|p| p.extension().is_some_and(|e| e == "md"));
-    paths
-        .map(|p| (p.display().to_string(), fs::read_to_string(&p).unwrap()))
-        .collect()
+    let list = |dir: &Path| fs::read_dir(dir).unwrap().map(|f| f.unwrap().path());
+    let mut paths: Vec<_> = list(&source()).collect();
+    let mut dirs = vec![source().join("docs")];
+    while let Some(dir) = dirs.pop() {
+        let (below, files): (Vec<PathBuf>, Vec<PathBuf>) = list(&dir).partition(|p| p.is_dir());
+        dirs.extend(below);
+        paths.extend(files);
+    }
+    paths.retain(|p| p.extension().is_some_and(|e| e == "md"));
+    let read = |p: &PathBuf| (p.display().to_string(), fs::read_to_string(p).unwrap());
+    paths.iter().map(read).collect()
 }
 
 /// The words of each `mojim` command in a shell block, without what is the shell's, or
@@ -132,19 +130,19 @@ fn a_wrong_command_is_seen() {
     assert!(!out.unwrap().status.success());
 }
 
-/// Two nodes, the C program, and what status says of them: the blocks of README one after the
+/// Three nodes, the C program, and what status says of them: the blocks of README one after the
 /// other, but for what was built before, in a directory, at ports and with a build of this
-/// test's.
+/// test's. The program in Python is run by `bindings/python/tests/test_page.py`.
 #[test]
 fn readme_works_from_the_source() {
     let readme = fs::read_to_string(source().join("README.md")).unwrap();
-    let home = Home::new("readme", 2);
+    let home = Home::new("readme", 3);
     let cluster = format!("readme-{}", std::process::id());
     let _rings = Rings(format!("mojim-{cluster}-"));
     let built = libraries().display().to_string();
     let here = |block: &str| {
         let mut block = block.replace("/tmp/mojim", &home.dir.display().to_string());
-        for (port, free) in ["7401", "7402"].iter().zip(&home.ports) {
+        for (port, free) in ["7401", "7402", "7403"].iter().zip(&home.ports) {
             block = block.replace(port, &free.number.to_string());
         }
         block
@@ -163,17 +161,26 @@ fn readme_works_from_the_source() {
     let config = here(&blocks(&readme, "toml")[0]);
     fs::write(home.dir.join("mojim.toml"), config).unwrap();
     let shell = blocks(&readme, "sh");
-    let [_, nodes, program, ..] = &shell[..] else {
+    let [nodes, program] = &shell[..] else {
         panic!("README has other blocks: {shell:?}")
     };
     let nodes = nodes.replace("cargo build --release\n", "");
-    assert!(nodes.matches("mojim node").count() == 2 && program.contains("cc examples"));
-    let ready = "for n in a b; do\n  until [ -S $n/.mojim/node.sock ]; do :; done\ndone\n";
+    assert!(nodes.matches("mojim node").count() == 3 && program.contains("cc examples"));
+    let ready = "for n in a b w; do\n  until [ -S $n/.mojim/node.sock ]; do :; done\ndone\n";
+    // Who asks too early, while the voters find each other, asks again.
+    let (programs, status) = program
+        .rsplit_once("target/release/mojim status")
+        .expect("it ends with it");
+    let again = format!(
+        "for i in $(seq 100); do\n  target/release/mojim status{} && exit 0\n  sleep 0.2\ndone\nexit 1\n",
+        status.trim_end()
+    );
     let script = format!(
-        "set -e\ntrap 'kill $(jobs -p)' EXIT\n{}{}{}",
+        "set -e\ntrap 'kill $(jobs -p)' EXIT\n{}{}{}{}",
         here(&nodes),
         ready,
-        here(program)
+        here(programs),
+        here(&again)
     );
     let out = Command::new("bash")
         .arg("-c")
