@@ -86,7 +86,7 @@ def suite(cls, mojim, _least, way):
             # Of this file system only: others may stand still, by tests of what becomes of them.
             run(["sync", "-f", c.at])
         c.equal()
-        return what, "passed; the copies are equal"
+        return what, "passed, the copies are equal"
 
 
 def one_row(cls, way, args):

@@ -22,7 +22,7 @@ def kyoto(tool):
             run([tool, "queue", "-it", "2", "-rnd", f, "5000"])
             run([tool, "wicked", "-it", "2", f, "5000"])
             run([tool, "tran", "-hard", "-it", "1", f, "200"])
-            return "order 20,000; queue 5,000; wicked 5,000; tran -hard 200"
+            return "order (20,000), queue (5,000), wicked (5,000), tran -hard (200)"
 
     return Kyoto
 
@@ -43,7 +43,7 @@ class KyotoPolymorphic(Suite):
             run(["kcpolytest", "misc", f])
             run(["kcpolytest", "index", "-etc", f, "20000"])
             run(["kcpolytest", "mapred", "-rnd", f, "20000"])
-        return "misc; index 20,000; mapred 20,000; of a hash and a tree"
+        return "misc, index (20,000), mapred (20,000), of a hash and a tree"
 
 
 @program("Tokyo Cabinet", lambda: re.search(r"[\d.]+", run(["tchmgr", "version"]))[0], ["tchtest", "tcbtest"], "suite")
@@ -153,7 +153,7 @@ class SpeedTest(Suite):
             code = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('pragma integrity_check').fetchall())"
             said = run([sys.executable, "-c", code, db]).strip()
             assert said == "[('ok',)]", said
-        return "--size 10, journals DELETE and WAL; its hash is that of its run in memory; integrity_check"
+        return "--size 10, journals DELETE and WAL, its hash is that of its run in memory, integrity_check"
 
 
 @program("py-lmdb, its own tests", lambda: fetch.version(fetch.PY_LMDB), [f"fetched:{fetch.PY_LMDB}", "py:pytest"], "suite")
