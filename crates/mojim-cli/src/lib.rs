@@ -1,6 +1,21 @@
 //! The `mojim` command: one module for each subcommand; this file owns the command
 //! line and the exit code. It is a library for the sake of `mojim-bench`, which asks nodes, waits and
 //! compares copies as the command does (the modules that are public).
+//!
+//! # Tour
+//!
+//! `mojim run` (`run.rs`) starts a program once or, with automatic failover, on every node, where
+//! the primary is, and ends it elsewhere (`supervise.rs`). `runs_mount.rs` starts the mount that
+//! all programs share, `while_used.rs` is its process, `namespace.rs` puts it over the volume's
+//! directory for the program alone. For a program that is linked with `libmojim` (`linked.rs`)
+//! nothing is mounted. A mount cannot keep what the kernel writes back of a mapping out of others'
+//! commits, so `gmsync` over it would not be atomic.
+//!
+//! `status.rs` asks and prints. `well.rs` judges and asks nobody. The copy of a running program is
+//! closed to the daemon: `status_of_closed` of `mojim-node` reads the `Live` words in its ring or
+//! its log in memory. Questions to nodes are `request.rs` of `mojim-replica`, answers `requests.rs`
+//! of `mojim-node`. `beside.rs` starts `mojim-bench`. `compare.rs` compares copies. `node.rs` gives
+//! the daemon its register of views, for a cluster with three voters or more.
 
 use std::ffi::OsString;
 use std::io::Write;

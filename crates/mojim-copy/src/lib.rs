@@ -3,6 +3,9 @@
 //! Owns how a copy travels: in which order it is sent, over which links, and how the
 //! receiver answers. Whether a copy is needed, who gives it, and what follows it is
 //! `mojim-replica`'s; where its bytes are staged is `mojim-store`'s.
+//!
+//! Out: `copy_out.rs`, `pass.rs`. Both ends of the streams beside the session's link: `stream.rs`.
+//! In: `copy_in.rs`, then `store/load.rs` and `stage.rs` of `mojim-store`.
 
 pub mod copy_in;
 pub mod copy_out;

@@ -5,6 +5,28 @@
 //! the mount, the daemon, and the crate `mojim`, which is the Rust interface. Regions are
 //! pointers here, and a volume is attached until it is detached. `ARCHITECTURE.md` tells the life of a sync point;
 //! `docs/reference/guarantees.md` what survives what.
+//!
+//! # Tour
+//!
+//! The program sees a region through **windows** (`volume/windows.rs`, `volume/table.rs`). A call
+//! of `msync` or `gmsync` is in `volume/sync_point.rs`: it finds the changes (`mojim-memory`),
+//! appends and waits (`mojim-replica`). The mount has no working copy, and enters at
+//! `volume/batch.rs`. A transaction enters at `volume/exact.rs`.
+//!
+//! A change of **names or sizes** (`volume/names.rs`) is a record like others. One whose call
+//! failed is in doubt until it is resolved. Sync points beyond a file's end wait for it. A
+//! **rollback** (`MS_INVALIDATE`) waits until everything appended is committed and applied. Then it
+//! copies the data file's bytes into the pages that were written.
+//!
+//! **Attaching**: `volume/place.rs` steps `attach.rs` of `mojim-replica`, for programs and for a
+//! daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). An attachment has
+//! the threads of `start_threads`: `link_loop`, `checkpoint_turns`, `forward_to`, and others as
+//! needed.
+//!
+//! **Several processes**: the one that attached is the **owner** (`volume/owner.rs`), others are
+//! guests with the same memory (`share/`). `volume/children.rs` acts after a fork.
+//! `volume/memory.rs` bounds memory. `reader/` shows a volume on a node that follows,
+//! `reader/files.rs` for mounts.
 
 mod last;
 mod reader;

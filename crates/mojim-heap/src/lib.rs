@@ -9,6 +9,9 @@
 //!
 //! Layers, from the ground: `classes`, `table`, `tls`, `owners`, `addresses`, `space`; `slabs`, `check`; `moved`;
 //! `cache`; `heap`.
+//!
+//! `slabs` knows what is free, `owners` whose slab it is, `cache` what a thread keeps. `heap` has
+//! the calls, `space` what a heap needs of a volume.
 
 mod addresses;
 mod cache;

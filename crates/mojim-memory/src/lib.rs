@@ -1,5 +1,26 @@
 //! Working copies: the memory that a program stores into, and how what it has
 //! changed is found.
+//!
+//! # How changes are found
+//!
+//! Nothing of a **working copy** reaches the file by itself. A private one is a mapping of the data
+//! file (`region.rs`). A shared one is memory that all mappings of the file show (`shared.rs`).
+//!
+//! A range of up to 16 KiB, after rounding to pages where the volume says so, is taken as given. A
+//! larger one is looked up in the page tables (`track/`): only pages that were written count. Of
+//! these pages only the words count that differ from the committed bytes (`diff.rs`,
+//! `committed.rs`).
+//!
+//! | tracker | how it finds written pages |
+//! |---|---|
+//! | `track/uffd.rs` | userfaultfd write-protect and `PAGEMAP_SCAN` (Linux 6.7) |
+//! | `track/mprotect.rs` | `mprotect` and a SIGSEGV handler |
+//! | `track/two_level.rs` | chunks by `mprotect`, pages of open chunks by the page tables |
+//! | `track/remote.rs` | the page tables of another process, a guest |
+//! | `track/untracked.rs` | not at all: every page that was copied counts |
+//!
+//! `track/two_level/release.rs` gives pages back where memory is bounded. An unmap, or a cut of a
+//! file, waits for the calls in it (`quiescence.rs`).
 
 pub mod available;
 pub mod committed;

@@ -18,6 +18,28 @@
 //!   over by its lock.
 //! - Each log line names its node, and its volume if it is about one. The node's threads
 //!   have the `tracing` subscriber of the thread that started them.
+//!
+//! # What becomes of sync points at an unclean end
+//!
+//! - **The program dies.** Nobody takes over while its daemon answers, also with a register. The
+//!   daemon makes its ring persistent (`left.rs`). The next attach, or a heal, commits every whole
+//!   sync point of the prefix, acknowledged or not (`Primary::begin`). A heal comes where the
+//!   mirror is behind, or copies are compared.
+//! - **The node dies.** With a register the mirror takes over (`watch.rs`). It suspects a primary
+//!   of which neither session nor daemon is heard for `failure_limit` and two heartbeats. So a
+//!   program that died alone is not replaced. Without a register a person runs `mojim promote`.
+//! - **The node comes back after its power went.** Its ring is lost (`store/open.rs`). The attach
+//!   takes the mirror's copy where that goes further, or is refused where acknowledged sync points
+//!   may be missing (`loss` in `pairing.rs`). With a register it is no member any more, and the
+//!   mirror takes over.
+//!
+//! # Other rooms
+//!
+//! `held.rs` is what a node has of one volume, with its locks. `serve_lane` and `checkpoint_loop`
+//! here step a mirror's lanes and checkpoints. `promote.rs` promotes by an operator's word.
+//! `readers.rs` answers pages and records as of one LSN. `contents.rs` answers sums for `mojim
+//! verify`. `strangers.rs` finds files that are in no catalogue. `speaks_as` proves names on links,
+//! `requests.rs` on requests. The daemon imports the engine, to heal a copy as a program would.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};

@@ -7,6 +7,11 @@
 //!
 //! Invariant: a pace depends on turns alone. A turn takes a millisecond or more; how long
 //! it took is the caller's, so that the simulator drives the same [`Pacer`].
+//!
+//! A mirror applies when its log is half full, after 50 ms without a record or without anything
+//! applied, in a pause or after 20 ms if `checkpoint_threshold` records wait, and when an eighth of
+//! the log waits. It applies what the primary has told it to be committed. Each record and each
+//! heartbeat (100 ms) says that. A primary's conditions are in `primary/write_back.rs`.
 
 /// What the background sees of the program and its sync points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

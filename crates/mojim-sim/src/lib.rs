@@ -11,6 +11,9 @@
 //!   memory go into a copy that nobody else maps.
 //!
 //! Apart from that world, [`shadow`] enumerates what persistent memory may have.
+//!
+//! Faults of disk and network are `Faults` in `ctx.rs`, then `disk.rs`, `net.rs` and `rot.rs`.
+//! Those of a node or an operator are `cluster/trouble.rs` and `cluster/operator.rs`.
 
 // Node numbers index several arrays at once.
 #![allow(clippy::needless_range_loop)]

@@ -1,5 +1,26 @@
 //! One node's copy of a volume: its logs, its data files, and the application of
 //! records from the logs to the data files.
+//!
+//! # Tour
+//!
+//! A **log** is a ring of records in memory that outlives the process, and its image on the medium
+//! (`log.rs`). Threads take room one after the other and fill it side by side (`reservations.rs`).
+//! The 16 `Live` words of a log tell the daemon what a running program does. One more must be added
+//! to `Node::live` and `Log::stamp` too.
+//!
+//! The **data area** (`area.rs`) merges records into pages and writes the data files.
+//! `store/apply.rs` has the order: committed records, whole sync points, by LSN. The threads that
+//! apply yield at wake-ups and have no lower priority, since others wait for their locks. Three
+//! callers do this work themselves: one that waits for room in a log, one that waits for the data
+//! files (a rollback, a detach), and the start of a copy.
+//!
+//! A **checkpoint** (`checkpoint_if`) runs when a log is half full, or after 50 ms without work. It
+//! syncs the data files (unless the log is memory), writes the superblock, and then releases the
+//! log space that backups and a linked mirror do not need.
+//!
+//! `store/open.rs` opens and recovers a copy: superblock, logs, catalogue, the contiguous prefix of
+//! whole sync points. `store/load.rs` and `stage.rs` take in another node's copy beside the present
+//! one, until it is whole. `store/spill.rs` keeps the bytes of sync points that no log can hold.
 
 pub mod area;
 pub mod log;

@@ -12,6 +12,19 @@
 //!   woken: whoever stops working, looking or waiting sees to that ([`Primary::pass_on`]).
 //!   A thread that looks may be kept from its processor, and others have these locks for
 //!   other purposes: that costs those who sleep a slice of `wait_long` at most.
+//!
+//! By the mirror's log alone (`sync`):
+//!
+//! - A thread tries to take the receiving end (`lead_link`). With it, it sends, then polls. At
+//!   every 32nd empty poll it sends again what others appended. It counts acknowledgements for all.
+//! - A thread without it looks until nothing was committed for 100 µs (`follow`). Then it sends
+//!   (`wait_slice`) and sleeps.
+//!
+//! Where the own log counts too, each thread sends first, and writes the log if that lock is free
+//! (`lead_log`). Where the own log alone counts, the thread with that lock sends and writes (in
+//! `async` the link thread sends). In both cases a thread looks for 20 µs. While others look or
+//! sleep, the thread that polls yields between polls (`poll_in_company`). A thread that polls alone
+//! stops as `spinner.rs` has learned.
 
 use super::*;
 

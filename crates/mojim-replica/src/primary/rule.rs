@@ -3,6 +3,20 @@
 //! Owns the rule, the lease, and the answer to "is it committed". Invariant: the rule
 //! and the figures that it is applied to are of one instant: the word that holds the rule
 //! counts its changes, and is read before and after the figures.
+//!
+//! The rule of the moment, set by `session/views.rs`:
+//!
+//! | state | a sync point is committed when it is in |
+//! |---|---|
+//! | alone | the own log |
+//! | a mirror catches up, or is being given up | both logs |
+//! | with its mirror | what the mode asks for (`layout.rs`) |
+//!
+//! So what holds an acknowledged sync point depends on the rule of that moment. `abandon_link` in
+//! `session.rs` also changes it. *Held* and *leased* stand beside the rule, only with `fallback =
+//! "automatic"`. The primary then commits nothing once `failure_limit` has passed since it asked
+//! for the last change that the register made. `Change::Look` is such a change. It is asked for at
+//! every quarter of that time.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering::*};

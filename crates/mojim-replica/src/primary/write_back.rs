@@ -2,6 +2,22 @@
 //! of the mirror puts at risk meanwhile.
 //!
 //! Owns the pace of checkpoints.
+//!
+//! Each turn writes the primary's log first. So what `sync` acknowledges is persistent on the
+//! primary after about 1 ms, after up to 20 ms behind a pause of 50 ms, and later while a turn
+//! applies or syncs data files. A record is applied when it is committed, is in the own log and,
+//! while the mirror is linked, in the mirror's. The primary applies
+//!
+//! - when a log is half full, or a caller waits for room,
+//! - when nothing was committed for 50 ms,
+//! - when 32 MiB of images are kept in the process (`are_many` in `committed.rs` of
+//!   `mojim-memory`),
+//! - as `write_back` says.
+//!
+//! `auto` (the default) applies in a pause if `checkpoint_threshold` records wait, when an eighth
+//! of the log (a MiB at least) waits, or after a second in which nothing was written (as many
+//! records). `eager` applies when `checkpoint_threshold` records wait, `async` when
+//! `write_back_pages` pages do.
 
 use super::*;
 use crate::pace::{Pace, Pacer, piece};
