@@ -1,139 +1,149 @@
-/* mojim.h - memory that is also a file, committed atomically where the
- * program says so, and copied to a second node before the commit returns.
+/* mojim.h - memory that is also a file. Sync points commit it atomically, and
+ * copy it to a second node before they return.
  *
- * This header is the manual of libmojim.so. Link with -lmojim.
+ * This header is the manual of libmojim.so. Link with -lmojim. A first program
+ * is in docs/tutorial/c.md, an overview with examples in docs/reference/c.md.
  *
  * CAVEATS FIRST
  *
- * 1. Do not store into a range while a sync point (mojim_msync, gmsync) of that
- *    range runs: what of such stores is committed is left to chance (see "Stores
- *    during a sync point"). Stores into other ranges, by any thread, are fine.
- * 2. The memory is a working copy of the file, which it reaches by sync points
- *    only. A private one (the default) belongs to one mapping: the same bytes
- *    of a file can be mapped once at a time, a second mapping fails with EBUSY,
- *    and memory is needed for what is stored to. A shared one (MOJIM_SHARED)
- *    belongs to the file: any number of mappings show the same bytes, a sync
- *    point through any of them commits what was stored through all, and the
- *    whole file is in memory while it is mapped (ENOMEM if it would take more
- *    than half of what is free). For the same reason, never change a file of a
- *    volume by other means than this interface, while a program is attached or
- *    while none is.
- * 3. A child made by fork has a copy of private working copies: it can read and
- *    store, but nothing of them can be committed, and calls fail with EOPNOTSUPP
- *    there. Attach after the fork (a child of a process that has detached all it
- *    had attached is like any other process). Shared working copies it shares: it can store
- *    and call everything, as a process that has joined (mojim_join); fork waits
- *    until it is one. Where that cannot be arranged (no descriptors are left, the
- *    owner does not answer within 5 seconds), it can only read, and standard error
- *    says so. Its end and its unmapping of what it has from its parent commit
- *    nothing: what it stored there is the others' to commit. It cannot outlive the
- *    owner and go on (a program that becomes a daemon attaches afterwards).
- * 4. One process at a time can be attached to a volume; others get EBUSY, or
- *    share it with that one (mojim_join), with shared working copies only.
- * 5. A sync point that failed with ETIMEDOUT is in doubt: it is there whole, or
- *    not at all. Its bytes stay in memory and count as changed; call again. So
- *    is a call that changes names or sizes: until it is committed, others and
- *    mojim_fsync fail, and sync points of memory behind a file's end.
- * 6. mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region, and
- *    munmap in place of mojim_unmap, break the noting of changes. So does
- *    closing descriptors that the program did not open. Ours lie beyond those
- *    of most programs: from 512 on, or half of RLIMIT_NOFILE where that is less,
- *    as long as there is room. A program that has dup2 use a number under which
- *    it has nothing open, while other threads are in calls of ours or it is
- *    attached, calls mojim_dup3 instead.
- * 7. A program that returns from main or calls exit ends as if it had called
- *    mojim_finish; where that fails, a line on standard error says why. Sudden
- *    death (a signal, _exit, exec) loses what was stored since the last sync
- *    point, never anything that was committed; but what it stored into a shared
- *    working copy that others have mapped is theirs to commit (mojim_join), unless
- *    it was the owner. quick_exit is sudden death, and so is the exit of a child
- *    made by fork for what it has from its parent.
- * 8. Attach after chroot and setuid. A process that gives up its root or its user
- *    afterwards can commit what it has mapped, but changes of names and sizes, and
- *    sync points that do not fit in the log, fail (ENOENT, EACCES): the volume's
- *    directory is out of its reach.
+ * 1. Stores during a sync point. Do not store into a range while a sync point of
+ *    it runs (mojim_msync, gmsync). Whether such a store is committed is left to
+ *    chance: see STORES DURING A SYNC POINT. Any thread may store into other
+ *    ranges.
+ * 2. Working copies. Memory is a working copy of the file. The file changes only
+ *    at sync points.
+ *      - Private (the default): one mapping per byte range. A second mapping of
+ *        the same bytes fails with EBUSY. Stores need memory.
+ *      - MOJIM_SHARED: any number of mappings of the same bytes. A sync point
+ *        through any of them commits the stores through all. The whole file is
+ *        in memory while it is mapped. ENOMEM if it would take more than half of
+ *        the free memory.
+ *    Never change a file of a volume by other means than this interface, whether
+ *    a program is attached or not.
+ * 3. fork. A child has a copy of private working copies. It can load and store,
+ *    but it commits nothing: calls fail with EOPNOTSUPP. Attach after the fork. (If
+ *    the process had detached all its volumes before the fork, the child is like
+ *    any other process.)
+ *    A child shares shared working copies, as a process that has joined
+ *    (mojim_join):
+ *      - It can store, and call everything. fork waits until it can.
+ *      - It can only read, and standard error says so, if no descriptors are left
+ *        or the owner does not answer within 5 seconds.
+ *      - Its end, and its unmapping of what it has from its parent, commit nothing.
+ *        The others commit its stores.
+ *      - It cannot outlive the owner and go on. A program that becomes a daemon
+ *        attaches afterwards.
+ * 4. One process. One process at a time can be attached to a volume. Others get
+ *    EBUSY, or share the volume (mojim_join), with shared working copies only.
+ * 5. Doubt. A sync point that failed with ETIMEDOUT is in doubt: it is there whole,
+ *    or not at all. Its bytes stay in memory and count as changed. Call again.
+ *    A call that changes names or sizes can be in doubt, too. Until it is
+ *    committed, other such calls and mojim_fsync fail, and so do sync points of
+ *    memory behind a file's end.
+ * 6. System calls. These break the noting of changes:
+ *      - mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region,
+ *      - munmap in place of mojim_unmap,
+ *      - closing descriptors that the program did not open.
+ *    Mojim's descriptors lie beyond those of most programs as long as there is
+ *    room: from 512 on, or from half of RLIMIT_NOFILE where that is less.
+ *    Call mojim_dup3 in place of dup2 for a number under which the program has
+ *    nothing open, while it is attached or other threads are in calls of Mojim.
+ * 7. The end. A program that returns from main or calls exit ends as if it had
+ *    called mojim_finish. If that fails, a line on standard error says why.
+ *    Sudden death is a signal, _exit, exec or quick_exit, and the exit of a child
+ *    made by fork for what it has from its parent. It loses the stores since the
+ *    last sync point, and never a commit. Others that have a shared working copy
+ *    mapped can still commit the stores into it (mojim_join), unless the dead
+ *    process was the owner.
+ * 8. chroot and setuid. Attach after them. A process that gives up its root or its
+ *    user afterwards can commit what it has mapped. The volume's directory is out
+ *    of its reach, so these fail (ENOENT, EACCES): changes of names and sizes, and
+ *    sync points that do not fit in the log.
  *
  * CONVENTIONS
  *
- * 1. Errors: a function that fails returns -1, NULL or MAP_FAILED, sets errno,
- *    and leaves a text that says what, where and what to do: mojim_last_error.
- *    A function that succeeds leaves errno alone or not, like any of POSIX.
- * 2. Threads: every function may be called from any thread at any time, but for
- *    mojim_detach and mojim_finish, after which the handle is gone; no other
- *    call may be using it then. None but mojim_dup3 is safe in a signal handler,
- *    and nor is exit(), which commits what is mapped; _exit() is. None is a
- *    cancellation point: a thread that is cancelled (pthread_cancel) in a call
- *    ends after it.
- *    A call needs up to 128 KiB of stack, beside the thread's own variables.
- * 3. Ownership: strings that are passed in are copied. Strings that come out
- *    belong to the library. A handle belongs to the caller until mojim_detach.
- * 4. Files are named by their path within the volume, without a leading '/':
- *    "log", "tables/a". Directories come and go with the names. A name that this
- *    node or the mirror cannot have fails with ENAMETOOLONG.
- * 5. NULL where a pointer is needed is EINVAL.
- * 6. Memory: a call that gets too little memory (RLIMIT_AS, say) fails with
- *    ENOMEM, has begun nothing, and can be repeated; what it should have committed
- *    counts as changed. For what it cannot do without, the library reserves 32 MiB
- *    of addresses at the first attach, which take memory only while the system
- *    refuses other memory. An attach needs 32 MiB of addresses more.
+ * 1. Errors. A function that fails returns -1, NULL or MAP_FAILED and sets errno.
+ *    mojim_last_error has a text: why it failed, where, and what to do. A function
+ *    that succeeds may change errno, like any of POSIX.
+ * 2. Threads. Every function may be called from any thread at any time, with two
+ *    exceptions: after mojim_detach and mojim_finish the handle is gone, and no
+ *    other call may be using it then.
+ *      - Signal handlers: only mojim_dup3 is safe. exit() is not, since it commits
+ *        mapped regions. _exit() is safe.
+ *      - No function is a cancellation point. A thread that is cancelled
+ *        (pthread_cancel) in a call ends after it.
+ *      - A call needs up to 128 KiB of stack, beside the thread's own variables.
+ * 3. Ownership. The library copies the strings that it gets. It owns the strings
+ *    that it gives. A handle belongs to the caller until mojim_detach.
+ * 4. Names. A file is named by its path within the volume, without a leading '/':
+ *    "log", "tables/a". Directories come and go with the names. ENAMETOOLONG for a
+ *    name that this node or the mirror cannot have.
+ * 5. NULL. Where a pointer is needed, NULL is EINVAL.
+ * 6. Memory. A call that gets too little memory (RLIMIT_AS, say) fails with ENOMEM.
+ *    It has begun nothing, and can be repeated. The bytes that it did not commit
+ *    count as changed. The library reserves 32 MiB of addresses at the first
+ *    attach. They take memory only while the system refuses other memory. An
+ *    attach needs 32 MiB of addresses more.
  *
- * WHAT A SUCCESSFUL SYNC POINT PROMISES
+ * WHERE THE DATA IS WHEN A SYNC POINT HAS SUCCEEDED
  *
  *   mode           the bytes are                                  lost only if
  *   unreplicated   persistent on this node                        its disk is
  *   async          persistent on this node, handed to the link    its disk is, for
- *                  (or sent when the mirror is there again)       what had not arrived
+ *                  (or sent when the mirror is there again)       bytes not arrived
  *   sync           in the mirror's log (in its memory, or         both nodes fail
  *                  persistent, as its log's medium is), and
  *                  in this node's memory
  *   sync-flush     as sync, and persistent on this node           both disks are
- *   sync-disk      as sync; the mirror's log is in memory (dram   both nodes fail
+ *   sync-disk      as sync. The mirror's log is in memory (dram   both nodes fail
  *                  or pmem), and nobody reads on the mirror
- *   sync-sec,      as sync; the mirror forwards to backups,       both nodes fail, for
- *   sync-seceth    which no sync point waits for until one lags   what no backup has
+ *   sync-sec,      as sync. The mirror forwards to backups,       both nodes fail, for
+ *   sync-seceth    which no sync point waits for until one lags   bytes no backup has
  *                  by more than secondary_threshold
  *
- * A primary that is alone (its mirror was given up, or it was promoted) has them
- * persistent on itself, in every mode: then they are lost with its disk. In
- * unreplicated a program that is started on a node whose disk is new begins an
- * empty volume; in every other mode a volume begins with its mirror.
- * docs/reference/guarantees.md has each mode, failure by failure.
+ * A primary is alone if its mirror was given up, or if it was promoted. While the
+ * primary is alone, the bytes are persistent on itself, in every mode. They are
+ * lost with its disk.
  *
- * The bytes of one sync point are there all, or none, after any such failure.
- * A medium "dram" is never persistent; mojim_copies tells how things stand.
+ * In unreplicated a program that is started on a node whose disk is new begins an
+ * empty volume. In every other mode a volume begins with its mirror.
+ *
+ * After any such failure the bytes of one sync point are there all, or none. A
+ * medium "dram" is never persistent. mojim_copies tells where a sync point is.
+ * docs/reference/guarantees.md has each mode, failure by failure.
  *
  * STORES DURING A SYNC POINT
  *
- * A sync point takes each byte of its ranges once, at some moment of the call; all
- * copies get the same bytes. So, of the bytes in its ranges:
- *   - What was stored before the call is in it (by the calling thread, or by one
- *     that the program has ordered before it, as with a lock).
- *   - What is stored during the call may be in it or not, byte by byte: of two
- *     stores the later one alone, or half of one store.
- *   - What is not in it is in memory as it was stored, counts as changed, and is
- *     committed by the next sync point of its range. Nothing else is needed.
- * Where a half-done change must not be committed, threads hold a reader-writer lock
- * shared while they change data, and exclusively while they call mojim_msync:
- * examples/transfers.c.
+ * A sync point takes each byte of its ranges once, at some moment of the call. All
+ * copies get the same bytes. Of the bytes in its ranges:
+ *   - A store before the call is in it. The calling thread made it, or a thread
+ *     that the program has ordered before it, as with a lock.
+ *   - A store during the call may be in it or not, byte by byte: the later one of
+ *     two stores alone, or half of one store.
+ *   - A store that is not in it stays in memory and counts as changed. The next sync
+ *     point of its range commits it. Nothing else is needed.
+ * Where a half-done change must not be committed, threads hold a reader-writer lock:
+ * shared while they change data, exclusively while they call mojim_msync.
+ * examples/transfers.c does so.
  *
  * errno values, for all functions:
- *   EINVAL      an argument, or the configuration, is wrong: it has no such node
- *               or volume, too
+ *   EINVAL      an argument, or the configuration, is wrong: also a node or volume
+ *               that it does not have
  *   ENOENT      no such file
- *   EBUSY       another process is attached, or the bytes are mapped already,
- *               privately, or the file is mapped with the other kind of copy, or
- *               a region is at the address that was asked for
- *   EOPNOTSUPP  Mojim cannot do this; the text says what else
+ *   EBUSY       one of these: another process is attached, the bytes are mapped
+ *               already (privately), the file is mapped with the other kind of
+ *               copy, a region is at the given address
+ *   EOPNOTSUPP  Mojim cannot do this. The text names another way
  *   ETIMEDOUT   no acknowledgement in time (caveat 5): the mirror stood still for
  *               resend_timeout x resend_attempts (10 seconds by default), or for
  *               120 seconds while it syncs what was too large for the log
- *   ESTALE      another node is primary now; this one cannot commit any more.
+ *   ESTALE      another node is primary now. This one cannot commit any more.
  *               For a reader: this node is primary now
  *   EROFS       the handle, or the region, is a reader's
- *   EUCLEAN     stored bytes are not what they should be
+ *   EUCLEAN     stored bytes are not as they should be
  *   EPROTO      the other node does not speak as it should
- *   EIO         a log or data file failed: nothing is acknowledged until the
- *               volume is attached again; or an internal error
+ *   EIO         a log or data file failed, and nothing is acknowledged until the
+ *               volume is attached again. Or an internal error
  *   ENOSPC      its disk is full. Where the text begins with "poisoned", nothing
  *               is acknowledged until there is room and the volume is attached again
  * and those of the system calls beneath (EACCES, ENOMEM, ...).
@@ -155,7 +165,7 @@ typedef struct mojim_attachment mojim_t;
 
 /* ---- attach ------------------------------------------------------------ */
 
-/* UNDER `mojim run` (docs/reference/operations.md): a program that is linked with this library
+/* UNDER `mojim run` (docs/reference/run.md): a program that is linked with this library
  * is started where the volume's primary is, and, with three voters and `mojim run` on
  * both nodes, started again on the other node when that takes over. The volume is not
  * mounted for it: it attaches, as the only program, with the configuration

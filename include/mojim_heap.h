@@ -1,28 +1,31 @@
 /* mojim_heap.h - malloc whose memory is also a file.
  *
- * A heap lies in one file of a volume, always at the same address, so pointers
- * between its blocks stay valid from run to run. This header is its manual;
- * mojim.h has the conventions (errors, threads, ownership), which hold here too.
+ * A heap lies in one file of a volume, always at the same address. So pointers
+ * between its blocks stay valid from run to run.
+ *
+ * This header is the manual. docs/reference/c.md has an example. mojim.h has the
+ * conventions (errors, threads, ownership), which hold here too.
  * Source: FAMS, Section 4.1; Mnemosyne ("pmalloc").
  *
  * CAVEATS FIRST
  *
- * 1. Nothing is durable before it is committed: by mojim_heap_sync, which commits
- *    all that was stored in the heap, or by a transaction (mojim_tx.h), which
- *    commits what it stored. A crash takes the heap back to the last commits.
+ * 1. Nothing is durable before it is committed. mojim_heap_sync commits all stores in
+ *    the heap. A transaction (mojim_tx.h) commits its own stores. A crash takes the
+ *    heap back to the last commits.
  * 2. mojim_heap_sync commits the whole heap as it is. No thread may be in the
- *    middle of a change then: a lock is the program's affair. It waits for open
+ *    middle of a change then: the program holds a lock. It waits for open
  *    transactions of other threads.
  * 3. No pointer out of the heap is valid in the next run: none to a function, a
  *    vtable, a string constant, another allocator's memory.
- * 4. One process at a time has a heap open. In a child made by fork nothing can be
- *    committed: calls that change the heap fail with EOPNOTSUPP, and so do mojim_root and
- *    mojim_usable_size. The child can read its copy of the memory. A mutex that lies in a heap must be initialised anew after each
- *    open.
- * 5. Transactions and calls outside of them in one heap: call mojim_heap_sync before a
- *    transaction frees, stores into, or stores a pointer to, a block that was allocated outside
- *    of one. Until then committed data may still have the block under its former use, and a
- *    committed pointer to it may, after a crash, point to a free block with other contents.
+ * 4. One process at a time has a heap open. A mutex that lies in a heap must be
+ *    initialised anew after each open. A child made by fork can read its copy of
+ *    the memory, but it commits nothing: calls that change the heap fail with
+ *    EOPNOTSUPP, and so do mojim_root and mojim_usable_size.
+ * 5. Some blocks are allocated outside of a transaction. Call mojim_heap_sync before
+ *    a transaction frees such a block, stores into it, or stores a pointer to it.
+ *    Until then committed data may still have the block under its former use. And
+ *    after a crash a committed pointer to it may lead to a free block with other
+ *    contents.
  */
 #ifndef MOJIM_HEAP_H
 #define MOJIM_HEAP_H

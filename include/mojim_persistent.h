@@ -1,14 +1,15 @@
 /* mojim_persistent.h - variables that keep their values from run to run, regions that keep
  * their address, and logs.
  *
- * mojim.h has the conventions (errors, threads, ownership), which hold here too.
+ * This header is the manual. docs/reference/variables.md has examples. mojim.h has the
+ * conventions (errors, threads, ownership), which hold here too.
  * Source: Mnemosyne, "Programming model".
  *
  * CAVEATS FIRST
  *
- * 1. Nothing is durable before it is committed: by mojim_variables_sync, mojim_msync or gmsync
- *    of a variable, or a transaction (mojim_tx.h). What was not committed at the end is gone.
- * 2. Variables have other addresses in the next run: no pointer to one may lie in persistent
+ * 1. Nothing is durable before it is committed: by mojim_variables_sync, by mojim_msync or
+ *    gmsync of a variable, or by a transaction (mojim_tx.h). The rest is gone at the end.
+ * 2. Variables have other addresses in the next run. No pointer to one may lie in persistent
  *    memory. Pointers into a heap (mojim_heap.h) stay valid.
  * 3. A program whose variables changed cannot use the file: see "Layout".
  */

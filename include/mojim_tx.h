@@ -1,39 +1,43 @@
 /* mojim_tx.h - durable transactions: several stores, all of them or none.
  *
- * A transaction changes memory in place and commits what it changed as one sync
- * point: durable and replicated as the volume's mode says, whole or not at all
- * after any failure. An abort gives the memory what it had. This header is the
- * manual; docs/reference/transactions.md has examples, and blocks that the compiler
- * captures (gcc -fgnu-tm). mojim.h has the conventions.
+ * A transaction changes memory in place and commits its changes as one sync point:
+ * whole or not at all after any failure, durable and replicated as the volume's
+ * mode says. An abort gives the memory what it had.
+ *
+ * This header is the manual. docs/reference/transactions.md has examples, and the
+ * blocks that the compiler captures (gcc -fgnu-tm). mojim.h has the conventions.
  * Source: Mnemosyne, "Durable memory transactions".
  *
  * CAVEATS FIRST
  *
  * 1. There is no concurrency control. A transaction belongs to the thread that
- *    began it; threads have theirs at the same time, and each commit has its own
- *    thread's bytes only. Two that change the same bytes, or one that reads what another
- *    has not committed, need a lock of the program's, held from before the first
- *    such access until the commit has returned.
- * 2. Memory that was stored to without mojim_tx_add is neither committed nor
- *    taken back. Add before you store.
+ *    began it. Threads have theirs at the same time, and each commit has its own
+ *    thread's bytes only. The program needs a lock of its own where two
+ *    transactions change the same bytes, or one reads what another has not
+ *    committed. Hold it from before the first such access until the commit has
+ *    returned.
+ * 2. Add before you store. A store without mojim_tx_add before it is neither
+ *    committed nor taken back.
  * 3. Map regions with MAP_ATOMIC (heaps are). Without it, an unmap, a detach and the
- *    program's end commit the region as it is, with half of what is open. Unmap and
- *    detach fail with EBUSY where the thread's own open transaction has bytes of the
- *    region. They wait for the transactions of other threads, 3 s at most: then they
- *    fail with EBUSY, too.
- * 4. mojim_msync and gmsync do not know of transactions: of a range in which one
- *    is open they commit half of it. mojim_heap_sync waits for open ones.
- * 5. Signal handlers may not call these functions, nor store to what a
- *    transaction changes. A longjmp out of a transaction leaves it open: abort it
- *    where the jump lands. One out of a captured block is undefined.
- *    A thread that ends (pthread_exit, cancellation) aborts what it has open. A process
- *    that ends commits nothing of it.
- * 6. In a child made by fork mojim_tx_begin fails with EOPNOTSUPP. What its parent had open
- *    there can be aborted, in the child's copy of the memory.
- * 7. All regions of one transaction are of one volume: else the commit fails with
- *    EINVAL. Stores to other memory (a stack, malloc's) are taken back by an
- *    abort, and not committed. A volume that rounds to pages (msync_rounding =
- *    "page") is refused at the commit, with EOPNOTSUPP.
+ *    program's end commit the region as it is, with half of an open transaction.
+ *      - Unmap and detach fail with EBUSY where the thread's own open transaction
+ *        has bytes of the region.
+ *      - They wait for the transactions of other threads, 3 s at most. Then they
+ *        fail with EBUSY, too.
+ * 4. mojim_msync and gmsync do not know of transactions. Of a range in which one is
+ *    open they commit half of it. mojim_heap_sync waits for open ones.
+ * 5. Signal handlers may not call these functions, nor store to bytes that a
+ *    transaction changes.
+ *      - A longjmp out of a transaction leaves it open: abort it where the jump
+ *        lands. One out of a captured block is undefined.
+ *      - A thread that ends (pthread_exit, cancellation) aborts its open
+ *        transaction. A process that ends commits nothing of it.
+ * 6. In a child made by fork mojim_tx_begin fails with EOPNOTSUPP. The child can
+ *    abort the transactions that its parent had open, in its copy of the memory.
+ * 7. All regions of one transaction are of one volume. Else the commit fails with
+ *    EINVAL. An abort takes back stores to other memory (a stack, malloc's). No
+ *    commit has them. A volume that rounds to pages (msync_rounding = "page") is
+ *    refused at the commit, with EOPNOTSUPP.
  */
 #ifndef MOJIM_TX_H
 #define MOJIM_TX_H
