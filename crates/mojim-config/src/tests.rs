@@ -750,7 +750,7 @@ fn every_key_is_documented() {
     let documents = documents();
     let (_, text) = documents
         .iter()
-        .find(|(name, _)| name.ends_with("/configuration.md"))
+        .find(|(name, _)| name.ends_with("/reference/configuration.md"))
         .unwrap();
     let rows: std::collections::BTreeSet<&str> = text
         .lines()

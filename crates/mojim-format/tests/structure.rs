@@ -465,10 +465,10 @@ fn links_lead_somewhere() {
     }
     assert!(links > 20, "{links}");
     let here = top().join("README.md");
-    let broken = "[a](docs/none.md) [b](docs/reference/operations.md#none) [c](docs/reference/operations.md#limits)";
+    let broken = "[a](docs/none.md) [b](docs/reference/limits.md#none) [c](docs/reference/limits.md#network)";
     assert_eq!(
         dangling(&here, broken),
-        ["docs/none.md", "docs/reference/operations.md#none"]
+        ["docs/none.md", "docs/reference/limits.md#none"]
     );
 }
 

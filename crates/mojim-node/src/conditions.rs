@@ -5,7 +5,7 @@
 //! mirror is seen in the figures that it leaves in its ring's memory, twice a second.
 //!
 //! Invariants:
-//! - A code, once given, keeps its meaning: alerts stand on it (`docs/reference/operations.md`, "Events").
+//! - A code, once given, keeps its meaning: alerts stand on it (`docs/reference/events.md`, "Codes").
 //! - What is seen at one look only is none of it: while a program attaches there is no link for a moment.
 
 use std::collections::BTreeMap;

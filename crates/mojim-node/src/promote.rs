@@ -616,7 +616,7 @@ fn unread(me: &str, own: &Known, force: bool, primary: Option<&str>, why: &Error
                 }
             };
             format!(
-                ". --force needs a majority too. If too few voters are left for good, {lost} docs/reference/operations.md (\"More copies: backups\") says how to go on with `failover = \"manual\"`"
+                ". --force needs a majority too. If too few voters are left for good, {lost} docs/how-to/backups.md says how to go on with `failover = \"manual\"`"
             )
         }
         false => String::new(),

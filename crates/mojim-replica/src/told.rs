@@ -21,7 +21,7 @@ pub struct Told {
 /// What an operator does about node `node`, which may claim to know more than it can.
 pub fn disbelieved(node: &str) -> String {
     format!(
-        "If node {node} cannot know this, take it out of `backups` (docs/reference/operations.md, \"A node that claims too much\")"
+        "If node {node} cannot know this, take it out of `backups` (docs/how-to/false-claim.md)"
     )
 }
 

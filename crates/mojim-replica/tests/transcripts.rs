@@ -947,7 +947,7 @@ fn a_mirror_with_an_epoch_that_nobody_can_have_begun_is_not_followed() {
     }
 }
 
-/// The way out of docs/reference/operations.md: a mirror that promised an epoch which nobody can have
+/// The way out of docs/how-to/impossible-epoch.md: a mirror that promised an epoch which nobody can have
 /// begun follows nobody. Its copy is given up, and it gets the primary's.
 #[test]
 fn a_mirror_that_promised_too_much_is_emptied_and_follows_again() {

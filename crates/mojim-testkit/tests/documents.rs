@@ -97,12 +97,12 @@ fn every_code_of_an_event_is_documented() {
             &mut codes,
         );
     }
-    let text = fs::read_to_string(source().join("docs/reference/operations.md")).unwrap();
+    let text = fs::read_to_string(source().join("docs/reference/events.md")).unwrap();
     let table = text
-        .split("### Events")
+        .split("## Codes")
         .nth(1)
         .unwrap()
-        .split("What lasts")
+        .split("## Events that last")
         .next()
         .unwrap();
     let cells = table.lines().filter(|l| l.starts_with("| `"));

@@ -12,7 +12,7 @@ use mojim_protocol::promotion::Candidate;
 /// Why nobody begins `epoch`, which follows on what this node knows.
 pub fn used_up(volume: &str, epoch: u64) -> Error {
     Error::Invalid(format!(
-        "the epochs of volume {volume} are used up: the next one is {epoch}, and none is begun after {LAST_EPOCH}. A node that had no right to has had one promised that was never begun. docs/reference/operations.md (\"A node that promised too much\") says how to go on"
+        "the epochs of volume {volume} are used up: the next one is {epoch}, and none is begun after {LAST_EPOCH}. A node that had no right to has had one promised that was never begun. docs/how-to/impossible-epoch.md says how to go on"
     ))
 }
 

@@ -9,7 +9,7 @@ use super::*;
 /// Why what a node says that it has promised or begun is not believed.
 fn far(node: &str, volume: &str, epoch: u64) -> Error {
     Error::Invalid(format!(
-        "node {node} has promised or begun epoch {epoch} of volume {volume}: nobody can have come as far, so it was told so by a node that had no right to. It follows nobody any more. docs/reference/operations.md (\"A node that promised too much\") says how to give its copy up for another"
+        "node {node} has promised or begun epoch {epoch} of volume {volume}: nobody can have come as far, so it was told so by a node that had no right to. It follows nobody any more. docs/how-to/impossible-epoch.md says how to give its copy up for another"
     ))
 }
 
