@@ -64,8 +64,8 @@
 //! # What holds a volume
 //!
 //! One process of one node has a volume attached at a time. Regions and heaps keep it: it ends with
-//! the last of them or with the [`Volume`], whichever goes last. A process that ends in any way loses
-//! no commit.
+//! the last of them or with the [`Volume`], whichever goes last. A process that ends in any way
+//! loses no commit.
 //!
 //! # Threads, forks, signals
 //!
@@ -77,25 +77,25 @@
 //!
 //! Every call returns [`Error`]. Its text is one line: why the call failed, and what to do.
 //!
-//! - A sync point that failed with [`Error::Timeout`] is in doubt: it may be committed later, whole.
-//!   Repeat the call.
+//! - A sync point that failed with [`Error::Timeout`] is in doubt: it may be committed later,
+//!   whole. Repeat the call.
 //! - A transaction whose mirror does not answer waits for it. [`on_doubt`] limits that.
 //! - [`Error::Stale`] says that another node is the primary. End, and start there.
 //!
 //! # The bytes of a heap
 //!
-//! Safe code is sound as long as a heap's file holds only bytes that heaps have put there. Any program
-//! can make a file that looks like a heap: with a `bool` of 2 in it, say, or a block that is free and
-//! in use. It can do so in these ways:
+//! Safe code is sound as long as a heap's file holds only bytes that heaps have put there. Any
+//! program can make a file that looks like a heap: with a `bool` of 2 in it, say, or a block that
+//! is free and in use. It can do so in these ways:
 //!
 //! - by the file's path,
 //! - by another process or language,
-//! - by a [`Region`] over a new file whose name [`Heap::open`] gets afterwards. (A file that is a heap
-//!   cannot be mapped as a region.)
+//! - by a [`Region`] over a new file whose name [`Heap::open`] gets afterwards. (A file that is a
+//!   heap cannot be mapped as a region.)
 //!
-//! To open such a file as a heap is undefined behaviour. No call of this crate is marked `unsafe` for
-//! it, as none of the standard library is for a write to `/proc/self/mem`. The reason is the same: a
-//! program's types cannot guard bytes outside of its memory.
+//! To open such a file as a heap is undefined behaviour. No call of this crate is marked `unsafe`
+//! for it, as none of the standard library is for a write to `/proc/self/mem`. The reason is the
+//! same: a program's types cannot guard bytes outside of its memory.
 //!
 //! # More
 //!
