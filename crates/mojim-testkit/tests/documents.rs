@@ -115,7 +115,30 @@ fn every_code_of_an_event_is_documented() {
     assert!(codes.len() > 10);
 }
 
-/// The check before this one must see a command that is wrong.
+/// Each kind of finding that `mojim status` lists has a page, and a row in the table of them.
+#[test]
+fn every_finding_of_status_has_a_page() {
+    let out = Command::new(mojim_path())
+        .args(["status", "--help"])
+        .output();
+    let help = text(&out.unwrap().stdout);
+    let kinds = help
+        .split("`kind` (")
+        .nth(1)
+        .expect("the help lists the kinds");
+    let kinds = kinds.split(')').next().unwrap().split(',');
+    let kinds: Vec<&str> = kinds.map(str::trim).collect();
+    assert!(kinds.len() > 10, "{kinds:?}");
+    let pages = source().join("docs/how-to/status");
+    let index = fs::read_to_string(pages.join("index.md")).unwrap();
+    for kind in kinds {
+        let page = format!("{kind}.md");
+        assert!(pages.join(&page).exists(), "{page}");
+        assert!(index.contains(&format!("[`{kind}`]({page})")), "{kind}");
+    }
+}
+
+/// The check of commands must see a command that is wrong.
 #[test]
 fn a_wrong_command_is_seen() {
     let block = "cd x && target/release/mojim status --colour red # why\n";
