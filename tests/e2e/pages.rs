@@ -31,7 +31,8 @@ use mojim_testkit::interface::*;
 
 const LANGUAGES: [&str; 4] = ["c", "cpp", "rust", "python"];
 /// The pages that have blocks to run.
-const MARKED: [&str; 10] = [
+const MARKED: [&str; 11] = [
+    "how-to/c-failover",
     "reference/c",
     "reference/cpp",
     "reference/python",

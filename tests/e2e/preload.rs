@@ -1,6 +1,18 @@
 //! The preload library's promises, each on a fresh volume, and programs that
 //! know nothing of it.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - an fsync that commits one process's mappings only
+// - a descriptor taken for its name
+// - an open that fails after it has truncated the file, or truncates although its write is refused
+// - writes with O_DSYNC and `syncfs` that commit nothing
+// - a program that goes on without its configuration
+// - static programs and empty environments
+// - a handler's call that passes
+// - a private mapping over a region
+// - ways past the log through `/proc`
+// - children that wait for a thread that they do not have
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;

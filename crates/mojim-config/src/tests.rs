@@ -853,6 +853,8 @@ fn a_rack_is_a_short_text() {
     assert_eq!(config.node("a").unwrap().rack, Some("é".repeat(32)));
 }
 
+/// `fallback = "automatic"` was accepted beside `failover = "manual"`, with a warning, and no
+/// backup fell back.
 #[test]
 fn backups_are_other_data_nodes() {
     let list = "[\"d\", \"c\"]";

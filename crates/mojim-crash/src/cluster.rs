@@ -4,7 +4,7 @@
 //! acknowledged.
 //!
 //! Owns the choice of states, and what each may have lost: the tables of
-//! `docs/reference/guarantees.md`. A state is a moment of the common clock. For each node that
+//! `docs/reference/two-failures.md`. A state is a moment of the common clock. For each node that
 //! loses its power, the state has what its device had flushed before, and any part of the
 //! rest (as in `blocks.rs`); its memory is gone. A node that loses only its processes
 //! keeps its page cache and its memory.

@@ -2,6 +2,26 @@
 //! `scripts/guest-kernel` fetches; where one is missing the test says so and
 //! passes.
 
+// Pulled plug. The workload is the only process of a machine in QEMU, on ext4 on a virtio disk or,
+// with DAX and MAP_SYNC, on an emulated NVDIMM. It acknowledges each step by a line on a serial
+// port. QEMU is killed after a random line and a random moment more, and the next machine mounts
+// the image, recovers, compares and goes on. After eight times the image is replaced. All machines
+// begin at one saved state just before the mount, with a boot id of their own. The disk makes 400
+// requests a second, so that many moments lie between two. What the disk was given stays, flushed
+// or not (`mojim-crash blocks` covers that), and an emulated processor has no cache, so on the
+// NVDIMM the broken engines store into a copy that only flushes bring to the memory (`cache.rs`).
+// The two engines without a sync of files are left out there, since writes to files on DAX are
+// there at once. The guest's kernel (6.1) has no write tracking by userfaultfd: the mprotect
+// tracker runs.
+//
+// Memory pressure (`scripts/pressure`, no short form). The machine (Linux 6.12) has 144 MiB of
+// memory, a disk to swap to, and a program with a region of 96 MiB. A step stores to an eighth up
+// to half of its pages and is committed as a whole, in ranges, or taken back. Half of the images
+// have a private working copy and `memory = "8MiB"`, the others shared memory. The program checks
+// its whole region, that no page of a step is in the data file before the commit, and that it holds
+// no more than the bound. A run in which no step had 8 MiB in swap fails. Seen to fail: page tables
+// in which only pages in memory count as stored to.
+
 use std::io::Write;
 use std::path::Path;
 

@@ -2,6 +2,50 @@
 //! nothing in whoever is not. They need root (mounts, loop devices), FUSE and
 //! `mkfs.ext4`; where one is missing the tests say so and pass.
 
+// Step `i` of the workload changes a few scattered places of a region, commits them as one and
+// acknowledges `i`. Now and then it detaches and attaches again. What is recovered must be the
+// region after one step from the last acknowledged to the last begun, every byte. The subjects:
+//
+// - `mojim`, the shipped engine (`unreplicated`, logs of 128 KiB to 1 MiB on one or two
+//   connections, so that they wrap all the time), and `log`, a plain redo log, must stand.
+// - `naive` (stores into a shared mapping, one msync) must be torn, `nosync` (acknowledges before
+//   its flush) must lose.
+// - `mojim-no-log-flush`, `mojim-no-data-flush`, `mojim-no-superblock-flush`, `mojim-data-first`
+//   and `mojim-ack-early` must be found out.
+// - `heap` must stand: each block is reached once from a root, and none besides. `heap-no-state`,
+//   `heap-root-first`, `heap-halves` (a step in two parts) and `heap-other-early` (a step counts
+//   what another thread is still committing) must be found out.
+//
+// A subject that must stand is checked as often as the command says, another one until it was found
+// out three times (`--enough`). A thread begins all the time to write what is in the page cache, as
+// the kernel may. States whose file system does not mount are counted apart. `--keep DIR` keeps the
+// image of a state that should have stood.
+//
+// Power for clusters. Two nodes, in half of the histories (never in `async`) a witness besides.
+// Logs are of 64 or 128 KiB. The table says which acknowledged steps are there: kept all, part
+// without the last of them and only after an operator's word, lost none. Half of a step is there
+// nowhere.
+//
+// - both lose their power: `async` kept, `sync` kept, `sync-flush` kept, `sync-disk` part
+// - `b` loses its power, `a` is gone: part, kept, kept, lost
+// - `a` loses its power, `b` is gone: kept, part, kept, part
+// - `b` loses its power, `a` is back with an empty disk: part, kept, kept, lost
+// - `a` loses its power, `b` is back with an empty disk: kept, part, kept, part
+// - one loses its power, the other its processes: kept in all
+//
+// Subject `mount`: the program works on files under `mojim mount` by `write` and `fsync`, by a
+// mapping and `msync`, by a new file renamed over the old one, and by changes of names
+// (`names.rs`). Owners, times, special files and names that no catalogue can have are not among the
+// steps. Subject `mount-uring`: the same over io_uring. Broken clusters: a mirror whose log or
+// superblock is not synced, one that writes data before the log, a superblock that becomes durable
+// late, a primary that does not wait for its mirror, a mount that commits every 10 ms also half of
+// a step, a program that syncs in the middle of a step, a recovery that forgets that a ring was
+// lost. With a register a state takes two to thirty seconds and next to no processor: `--jobs 14`.
+//
+// If the process is killed while it serves the device below its own file systems, it can end in the
+// middle of a write, and every `sync` of the machine waits. `mount -t fusectl none DIR` and `echo 1
+// > DIR/N/abort`, for the connections that nobody serves, end that.
+
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;

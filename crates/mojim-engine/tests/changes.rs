@@ -3,6 +3,17 @@
 //! in between, the file has what was committed and nothing else. A rollback
 //! gives memory the same.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - outstanding records taken for applied
+// - images and notes left out
+// - no thread waiting for another
+// - pages read before they are protected again
+// - a rollback that does not wait, or not for the file, or takes whole pages, or rolls back an
+//   ordinary map
+// - sync points without a waiting caller for which nothing waits (three ways)
+// - an fsync of one region of two
+// - a new mapping that does not wait
+
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Barrier;

@@ -2,6 +2,17 @@
 //! changed, and nothing of what the program sees, or of what is committed, is
 //! other than without the bound.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - stores not kept out while a page is given back
+// - handlers not waited for
+// - no check of what was opened since
+// - no comparison
+// - records not awaited
+// - pages not protected again
+// - shut chunks not searched, or only in part
+// - a rollback that waits for room
+// - no thread that helps
+
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 

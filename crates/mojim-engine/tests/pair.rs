@@ -1,5 +1,15 @@
 //! A primary and its mirror in one process: the ordinary life of a volume.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - a spill file that the mirror had removed or never had never came again: its record was refused
+//   in every session
+// - pieces that had arrived and were never synced counted by their length
+// - `d/f` and its directory were removed and a file `d` made, and on the mirror nothing removed the
+//   directory. A copy that cannot apply what it acknowledged acknowledges nothing more
+//   (`Store::unapplied`)
+// - a size that no file can have was committed on both nodes, and failed at every attach from then
+//   on
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

@@ -880,6 +880,8 @@ fn identity(m: Mapping) -> u64 {
     line.split_whitespace().nth(4).unwrap().parse().unwrap()
 }
 
+/// A forked child's window was taken for one of the memory that its file got later. The child's
+/// stores were reported as committed, and were nowhere.
 #[test]
 fn whatever_a_guest_says_the_owner_goes_on() {
     let dir = Dir::new("garbage");

@@ -1,6 +1,14 @@
 //! The heap against a model, over memory that keeps what was committed: random calls outside
 //! and inside of transactions, syncs, and crashes that throw away everything else.
 
+// HEAP_SEEDS (default 6) seeds. No block may be handed out twice, no transaction may get a block
+// that committed data still has, and after a crash exactly the committed blocks are there. A call
+// changes at most two bytes of metadata in two ranges, except where a slab begins or ends.
+//
+// Seen to fail: a heap that hands blocks freed outside transactions to transactions, one that
+// forgets a state byte, one whose caches survive a rollback (`threads.rs` too), one whose threads
+// do not hear that a sync has begun (`threads.rs`), and one that keeps the units of large blocks.
+
 mod memory;
 
 use std::sync::atomic::Ordering::Relaxed;

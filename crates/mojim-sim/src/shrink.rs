@@ -4,7 +4,7 @@
 //! only right if there was a reason for it. Among hundreds of failures there is always
 //! one that looks like a reason. So the run is repeated with ever fewer of its failures,
 //! as long as it still ends in this way. From the failures that are left, each member of
-//! the view must have lost what it had (docs/reference/guarantees.md: *ring*, *since* and *lost*
+//! the view must have lost what it had (docs/reference/two-failures.md: *ring*, *since* and *lost*
 //! apply only if what each member held is gone). Owns this search, and the check of what
 //! is left.
 

@@ -1,6 +1,82 @@
 //! Single faults of a disk under the shipped engine, unreplicated, each at a
 //! place of the test's choice: what random seeds reach seldom or never.
 
+// Faults of storage and of the program, and the tests that cover them. `H` is the shadow durable
+// image, `S` the simulator's seeds, `B` block history, `L` page-cache loss, `Q` the pulled plug
+// (`mojim-crash blocks`, `cache-loss`, `plug`), `K` the kill loop, `X` this file, `A`
+// `mojim-engine/tests/damage.rs`, `C` `mojim-engine/tests/changes.rs`, `E` `e2e.rs`, `D`
+// `disks.rs`, `U` the unit tests of `mojim-linux`, `T` those of `track/`, `P`
+// `tests/e2e/preload.rs` with the function of `probe.c`.
+//
+// - power cut at every log write: S (any disk operation, with torn writes), B, Q, on persistent
+//   memory H.
+// - power cut at every flush and fence: H, every subset or a sample, mutations `skip_flush`,
+//   `skip_line`, `skip_fence`, U `every_line_of_a_range_is_written_back_before_the_fence`.
+// - power cut during recovery, again and again: H (lives begin with a recovery that is checked,
+//   another at one state of each fence), S (crashes while a node opens), B (one recovery in eight).
+// - torn writes of 8 bytes: H, S (`pmem words dropped`).
+// - torn writes of 64 bytes: H (lines are subsets of their words), S (`torn flushes`).
+// - torn writes of 512 bytes: S (`torn sectors`), H (files), B.
+// - torn writes of 4 KiB: B, S, as any set of sectors.
+// - reordered and lost writes: S, H, B, Q, L: whatever was not flushed, in any order or never. A
+//   sync that does nothing: H `skip_sync`. A log write that never comes to its place though the
+//   disk said so: X `a_misdirected_write_of_the_log_is_noticed`.
+// - misdirected writes: of the log: S, in one seed of eight, X, the same, unless the write was the
+//   last of the log: then nothing tells that it was there. Of data files: no sums there, another
+//   copy tells, `mojim verify` (E `a_difference_is_found_to_the_byte`).
+// - a cut in the middle of wrapping or truncating the log: H (logs of 8 KiB, which wrap after some
+//   dozens of sync points, control words, superblock, names), S (64 KiB).
+// - a stale tail that looks valid: H and S: what was appended in one life and not acknowledged
+//   lies, behind gaps too, where the next writes.
+// - a bit flipped in the log: S, in one seed of eight, replicated too, mutation `forget_missing`, A
+//   `bit_flipped_in_the_middle_of_the_log`, every bit of a record: `mojim-format`, fuzzed recovery
+//   (`fuzz/`).
+// - a bit flipped on the wire: S, in one seed of eight, mutation `trust_wire`, every bit of every
+//   frame and record: `mojim-format`.
+// - a bit flipped in data: with another copy, `mojim verify` and `repair`: E
+//   `a_difference_is_found_to_the_byte`, with one copy alone nothing notices.
+// - a bit flipped in superblock or catalogue: A `superblock`, `catalogue`, every bit:
+//   `mojim-format`.
+// - EIO once from write or fsync, then success: X `an_error_that_comes_once_is_not_taken_for_clean`
+//   (log, data files, checkpoint, kill and power cut after), S, mutation `ignore_failed_sync`, D on
+//   a mirror, `mojim-views` `failing.rs` for the register.
+// - EIO from msync: the engine calls none on x86-64, a program's msync returns the result of its
+//   sync point: A `a_full_disk`, and the next fails too, after one that could not begin, the next
+//   call commits all: C `what_could_not_be_begun_is_committed_by_the_next_call`.
+// - no space when a log grows: logs have their size from the start. None then: X
+//   `no_space_for_a_log` (after each page), U `what_there_is_no_space_for_is_refused_at_once`.
+// - no space when a file grows: A `a_full_disk`, X `no_space_for_a_file_that_grows`, S has none.
+// - SIGBUS on a hole: rings and logs have their blocks before they are mapped: U
+//   `what_there_is_no_space_for_…`, memory that a peer cuts off: U
+//   `memory_cut_off_by_the_peer_reads_as_zeros`, others' faults stay:
+//   `other_faults_still_end_the_process`, readers: `readers.rs`. A full disk under a sparse data
+//   file: A `a_full_disk`.
+// - a file truncated while mapped: by the program: P `shrinking`, C
+//   `the_file_has_what_was_committed_…`, by another process: A
+//   `data_file_cut_or_replaced_under_its_mapping`.
+// - a file replaced while mapped: by the program (rename): P `names`, by another process: A, the
+//   same. A file of the same length is believed, as any bytes that are changed from outside.
+// - the application killed in the middle of a sync point: K (several threads, 240 kills), S,
+//   `fig1.rs` `what_was_synced_survives_a_kill_…`, with a sparse region of 512 GiB: C
+//   `a_vast_sparse_region_takes_no_page_tables_for_what_is_not_touched`.
+// - one of several processes killed that share a volume: `sharing.rs`
+//   `processes_that_commit_at_once_and_are_killed_lose_nothing_acknowledged`, its stores found by
+//   the others: `what_the_dead_have_stored_counts_as_written`.
+// - the application killed while other threads hold locks: K (each worker's threads are in sync
+//   points at the kill), the lock file: U `a_lock_excludes_between_processes_and_ends_with_them`,
+//   `a_lock_stays_when_its_file_is_opened_and_closed_in_the_process`,
+//   `a_lock_excludes_the_kind_that_earlier_builds_took`.
+// - fork: P `forking`, `fork_first`, of a process that shares memory: `forking_shares`,
+//   `a_forked_child_stores_into_the_same_memory`, in the middle of other threads' sync points
+//   `forking_amid`, C interface `misuse.c`, U `a_forked_child_does_not_keep_the_lock`,
+//   `a_child_of_a_killed_process_does_not_keep_the_lock`,
+//   `a_lock_that_was_dropped_is_free_at_once`, of one that has detached:
+//   `a_child_of_a_process_that_has_detached_attaches`.
+// - mremap, partial munmap, overlapping maps: P `refusals`, `partial_pages`, `misuse.c`: refused,
+//   and no harm done, C `a_safe_call_maps_over_no_memory_of_the_process`.
+// - threads storing during a sync point: C `who_finds_nothing_waits_for_whoever_found_it` (in the
+//   same pages), T `no_store_is_lost_under_concurrent_collects`, P `threads`.
+
 mod single;
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,17 @@
 //! The shadow durable image in its short form: the states of a few seeds pass,
 //! a seed repeats, the broken programs and the broken engine are noticed.
 
+// With at most 4,096 subsets of what is pending all are checked, else 256: none, all, only one, all
+// but one, each prefix and rest, and random ones of five densities. Not seen: the value that a word
+// had for a moment between two stores to it. A record in that state fails its checksum.
+//
+// Controls: `naive` stores in place, `nosync` acknowledges before its flush, `log` is a correct
+// redo log and must pass. Mutations: one flush writes nothing back, or all but its last line, or is
+// not fenced, one sync of a file does nothing, and the engine's `ack_early` and `apply_before_log`.
+// For the heap: a state byte is not committed, a slab's entry comes after its blocks, a root before
+// its block, state bytes before the contents of the blocks. A recovery that takes records of any
+// epoch that it knows (by hand, a line of `Log::recover`) is found by seed 23.
+
 use mojim_sim::run::catch_panics;
 use mojim_sim::shadow::{Broken, catch, run, run_states};
 

@@ -1,6 +1,17 @@
 //! Threads that wait in `Primary::commit`, in orders drawn from seeds: the short
 //! form of `mojim-sim --threads`.
 
+// Logs are of 64 to 128 KiB on disk, on one to three lanes, which are streams or shared memory.
+// Sync points have some bytes to three quarters of a log, so they go in one record, in parts or
+// through a spill file. One in six does not wait. In one run of three a thread panics while it
+// makes its record.
+//
+// Mutations: a durable write is reported as done one write too early, what is merely appended is
+// acknowledged, acknowledgements are counted over a gap of another lane, what was appended is sent
+// although a record before it is not made, the record of a thread that panicked is never made, or
+// only its missing parts, nobody waits for what others are making. This suite does not interleave
+// inside the engine's lock-free parts, which `mojim-protocol` and `mojim-store` test.
+
 use mojim_sim::threads::{Broken, catch, run};
 
 #[test]

@@ -3,6 +3,9 @@
 
 use mojim_sim::voter::{Broken, catch, run};
 
+/// A voter whose sync had failed, or that was killed before it, started again and acknowledged
+/// what only the page cache had. The next loss of power took the register back to an older view.
+/// A voter now writes anew what it reads at its start.
 #[test]
 fn what_a_voter_has_promised_or_read_stays() {
     let failed: Vec<_> = (1..=1000)

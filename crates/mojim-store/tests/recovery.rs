@@ -3,6 +3,13 @@
 //!
 //! Owns its temporary directories.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - records of an older epoch taken
+// - what records carry not counted as known
+// - spill files removed at the checkpoint
+// - a reset that leaves marks
+// - the superblock's note left out
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;

@@ -6,6 +6,11 @@
 //! other clock is read. Owns its temporary directories, shared memory and
 //! processes.
 
+// The checks are checked: limits by the time of day, and certificates that never expire. It first
+// checks both clocks with `date` and `/proc/uptime`. Without keys no process asks for the time of
+// day, except for the time before each line of a daemon's log (the library counts). With keys the
+// time of day decides over new links, and over a daemon that starts, and over nothing else.
+
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -6,6 +6,9 @@
 //!
 //! Where there can be no file system in user space, a test says so and passes.
 
+// The checks are checked: syncs whose errors are ignored, and a disk that drops what it is slow to
+// take.
+
 use std::io::Write;
 use std::process::Command;
 use std::time::Duration;

@@ -4,6 +4,16 @@
 //!
 //! Owns its temporary directories, shared memory and processes.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - what a mirror knew at its start, told at a greeting
+// - a mirror's later epoch taken for a fork
+// - a mirror that has more, overwritten in the modes with a local rule
+// - a mirror of an earlier epoch took over, and its older copy replaced the primary's, and so it
+//   did once it had been greeted
+// - an attach named it before it had caught up
+// - a mirror with a cut file took over, and no program could attach to it
+// - with an older log in place `mojim status` called the volume healthy, and an attach was refused
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

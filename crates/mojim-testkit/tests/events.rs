@@ -1,6 +1,9 @@
 //! What daemons tell of what happens, as alerts need it: a code and a level for each event, and nothing
 //! that looks like one while all is well.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - no limit, and a limit that counts nothing
+
 use serde_json::Value;
 
 use mojim_testkit::home::Home;

@@ -3,6 +3,12 @@
 //! What is compared is what a plain directory shows, and what was synced, after kills and on the
 //! other node.
 
+// Mounts that read, seen to fail, each by a defect made on purpose or found:
+// - what an answer changes in bytes before it left out, in a read or in the file of names
+// - numbers that follow the order of the files
+// - a write-open that is not refused
+// - a mount that does not go on
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

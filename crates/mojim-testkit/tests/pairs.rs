@@ -13,6 +13,12 @@
 //! never flushed is the simulator's affair (docs/explanation/testing.md). `PAIRS_ROUNDS=20`
 //! is the long form, `PAIRS_ONLY` picks cells by their names.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - two nodes were each promoted while the other was away, and the one with the later epoch lost
+//   its memory: it refused the other for ever. A promotion goes above the other node's view now, by
+//   `--force` alone where that view is later
+// - `mojim promote` said "already" of a primary whose copy had lost what only its ring held
+
 use std::collections::HashMap;
 use std::fs;
 use std::ops::Deref;

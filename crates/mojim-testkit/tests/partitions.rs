@@ -13,6 +13,71 @@
 //! set (default 2); with more than that, the scenarios run in every mode and
 //! with every log medium. `PARTITION_SEED` repeats the choices, not the timing.
 
+// Faults of replication, and the tests that cover them. `P` is this file, with the scenario's
+// words, `F` is `failover.rs`, `E` `e2e.rs`, `D` `disks.rs`, `C` `clocks.rs`, `O` `promotions.rs`,
+// `K` the kill loop, `S` the simulator, `M` the model.
+//
+// - the mirror killed before, while and after it persists: S (in the middle of any disk operation),
+//   K "mirror", at random moments P "the mirror's daemon is killed".
+// - the mirror killed after its acknowledgement left: S, K "mirror restarted, its log gone", P "the
+//   mirror dies and returns, then the primary dies", F `a_primary_goes_on_without_its_mirror_…`.
+// - the primary killed at the same points: S, K "primary", "primary, mirror promoted", P "the
+//   primary's program", "… daemon", "… daemon and program", F `the_mirror_takes_over_…`.
+// - both at once: K "both", P "all die and come back", in random order.
+// - one of them missing for good: P "all die, the primary (the mirror, a witness) stays away".
+// - both by power cut, and only one comes back: S, P "both lose their power, only the mirror (the
+//   primary) comes back at first". P takes shared memory and the boot id away, but not the page
+//   cache: S and power for clusters (`mojim-crash cluster`) cover what was not flushed.
+// - one by power cut: S, power for clusters, P "the mirror (the primary) loses its power", also
+//   within the limit, with logs on disk and in memory, E
+//   `a_mirror_that_lost_its_memory_is_copied_anew`.
+// - partitions: S, P "the primary (the mirror) is alone", "primary and mirror are apart, both with
+//   the witnesses", "the witnesses are apart", five nodes split two and three both ways.
+// - one-way partitions: S, P: ten scenarios, between each two kinds of nodes and of one with all.
+// - flapping: P "primary and mirror are apart and together, by turns", random faults.
+// - half-open TCP: S, P "the primary is alone, dies there, comes back there, and is heard again",
+//   and every one-way loss.
+// - resets: S, P "connections are reset, again and again".
+// - duplicate and late packets: P "packets are late, overtake each other and come twice" (TCP sorts
+//   them), F `words_of_old_links_come_late_and_twice`: what was sent over links that were replaced
+//   arrives then, and all of it again over new links, records that are sent twice over new links:
+//   S, K.
+// - old-epoch frames after a reconnect: M, S (mutation `no_fence`), P "the primary stops beyond
+//   every limit and wakes", F `words_of_old_links_come_late_and_twice`, also to the node that is
+//   primary in the next epoch.
+// - SIGSTOP beyond every limit, then resume and store: F
+//   `a_primary_that_slept_commits_nothing_when_it_wakes`, P "the primary (the mirror) stops beyond
+//   every limit and wakes", without a register E `a_mirror_that_stalls_…`.
+// - clock jumps: C `the_time_of_day_means_nothing`,
+//   `the_time_of_day_decides_over_new_links_with_keys_…`, clocks of machines, and of two lives of
+//   one machine: C `monotonic_clocks_are_each_machines_own`.
+// - a mirror a thousand times slower: P "the mirror stands still nineteen twentieths of the time",
+//   "links are slow", S (delays), its disk: D `a_mirror_whose_disk_is_slow_…`,
+//   `a_mirror_with_its_log_in_memory_and_a_slow_disk_…`.
+// - a mirror's disk that fails once, then works: S, D
+//   `a_disk_that_fails_once_is_not_believed_any_more`: log, data files, superblock, and while it
+//   takes over.
+// - `mojim promote --force` that fails halfway: O: before the register is read, before it is
+//   changed, by a change meanwhile, by EIO, and with an outcome that is not known.
+// - a round trip longer than `resend_timeout`: P, E `a_link_that_is_only_long_is_not_suspected`: no
+//   session is made anew for it.
+// - a backup far behind: S (back-pressure, outrun logs, copies), `backups.rs` with real processes:
+//   a backup that is slower than the program for seconds costs no sync point and no session, and
+//   lags by the threshold and a record for each connection.
+// - a backup, or the node that forwards to it, killed, without power, cut off: S, killed: F
+//   `a_backup_takes_the_place_of_a_lost_mirror`, cut off: F `a_backup_that_is_cut_off_…`.
+// - two nodes that forward to one backup: S.
+// - resynchronisation under load: S, `backups.rs` `what_gives_a_copy_to_a_backup_goes_on`, P "the
+//   mirror loses its power and comes back" (with logs in memory a whole copy), F
+//   `a_primary_goes_on_…`.
+// - asymmetric loss, several faults at once: P, random faults.
+//
+// Each node has a boot id and a network namespace of its own, joined by a veth pair to a bridge in
+// another namespace. The namespaces have no names, so they end with the test. Links are cut in
+// either direction by nft where packets arrive. Slow links are a TUN device in each node and a
+// thread that delays, reorders, repeats, drops and paces packets, since netem is not in every
+// kernel.
+
 use std::time::Duration;
 
 use mojim_testkit::network::Slow;
@@ -500,6 +565,9 @@ fn five_nodes_without_power() {
     run(3, ("sync-flush", "disk"), &[POWER]);
 }
 
+/// A program detached as its link broke, and its mirror never learned that the last record was
+/// committed: `verify` said "after the end of a program without a detach" for ever
+/// (PARTITION_SEED=469590, once).
 #[test]
 fn five_nodes_that_hear_one_way() {
     run(3, ("sync", "disk"), &[ONE_WAY]);

@@ -7,6 +7,11 @@
 //! with "mixed" if they see what was never committed. Owns its temporary
 //! directories, shared memory and processes.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - pages shown one by one, and the mirror's data files as they are: both mix states
+// - zeros in locked memory
+// - a signal handler that waits for ever
+
 use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,15 @@
 //!
 //! What is compared is what a program was told, with what is on the other node after a promotion.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - a killed mount taken for a live one
+// - a process with a copy of this machine's mounts kept every later program waiting
+// - a program in a chroot, or ended together by a service manager, lost its mount
+// - a mask of 002, or a link in the node's directory, made it refuse or never end
+//
+// The check is checked: the same program writes into the bare copy, and the mirror has no file
+// (`outside_the_mount_a_program_writes_on_one_node_only`).
+
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::fd::FromRawFd;

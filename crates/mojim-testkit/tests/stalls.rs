@@ -1,5 +1,8 @@
 //! A mount whose mirror, or whose disk, stands still: calls that have to wait do so alone.
 
+// Seen to fail, each by a defect made on purpose or found:
+// - names and bytes bounded each for itself, so that a spill file kept all calls waiting
+
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;

@@ -5,6 +5,37 @@
 //! Each look is printed as a row of a table (`--nocapture`). Owns its temporary
 //! directories, mounts, shared memory and processes.
 
+// A primary `a`, a mirror `b`, a backup `c` and a witness `w`. Each case waits until the command
+// names just that finding, by kind and in words, and mends it. Full disks are ext4 on loop devices,
+// which need root. Poison comes from a disk of the test's own. The cases:
+//
+// - none, no program has attached yet, all daemons started again. With a program: well. Without:
+//   well.
+// - `b`, `c` or `w` killed. With a program: does not answer (`b`, `w`: it has a vote, and how many
+//   voters answer). Without: the same.
+// - daemon of `a` killed. With a program: does not answer, its program goes on, by who hears it.
+//   Without: the same, `b` took over and is alone, and how much `c` has.
+// - `b` and `w` killed. With a program: both, 1 of 3 voters answers, nobody takes over, no program
+//   can attach, `a`'s link is down and it cannot go on alone, `c` follows nobody. Without: both,
+//   the voters.
+// - disk of `a`, `b` or `c` full. With a program: 0 MiB are free there. Without: the same.
+// - that disk, once it was needed. With a program also: its copy takes nothing meanwhile, `a` is alone, and `c`
+//   follows it, a voter there cannot read the register. Without: the same, with room again it is
+//   well by itself.
+// - disk of `w` full. With a program: 0 KiB are free in its directory (it has a vote). Without: the
+//   same after a promotion: it does not vote.
+// - superblocks, or the catalogue, damaged. With a program: the copy cannot be used, of `b` also:
+//   link down, `c` follows nobody. Without: the copy cannot be used.
+// - `b`'s disk failed for the last sync point. Without a program: the copy cannot be
+//   used, poisoned.
+// - `a` lost its memory and its last records, or one. Without a program: it ends before its
+//   mirror. For one: the log is damaged.
+// - `c` cut off. With a program: `c` follows nobody. Without: the same, if it lacks something.
+// - `c` slower than the program. With a program: `c` lags, and the program is held back. Without:
+//   not made.
+// - `c` runs with another cluster's configuration. Without a program: it answers that it
+//   is of another cluster.
+
 use std::fs;
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -516,6 +547,7 @@ fn a_full_disk_of_the_mirror_is_named() {
     );
 }
 
+/// Such a backup was greeted again and again, and the program stood still for minutes.
 #[test]
 fn a_full_disk_of_a_backup_is_named() {
     let may = [("c", "copy"), ("c", "backup-away"), ("c", "backup-lag")];

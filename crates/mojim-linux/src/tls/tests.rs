@@ -744,6 +744,7 @@ fn impostors_are_not_believed() {
     assert!(e.contains("has it no keys"), "{e}");
 }
 
+/// A directory of keys, and `authority.pem`, to which others could write, were used.
 #[test]
 fn keys_that_cannot_work_are_refused_at_the_start() {
     use std::os::unix::fs::PermissionsExt;
