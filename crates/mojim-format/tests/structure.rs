@@ -472,6 +472,25 @@ fn links_lead_somewhere() {
     );
 }
 
+/// A page that SUMMARY.md does not name is not in the book.
+#[test]
+fn every_page_is_in_the_book() {
+    let docs = top().join("docs");
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    let mut pages = 0;
+    for (path, _) in documents() {
+        let Ok(name) = path.strip_prefix(&docs) else {
+            continue;
+        };
+        let name = name.to_str().unwrap();
+        if !["SUMMARY.md", "404.md"].contains(&name) {
+            pages += 1;
+            assert!(summary.contains(&format!("]({name})")), "docs/{name}");
+        }
+    }
+    assert!(pages > 40, "{pages}");
+}
+
 /// Who reads this tree has nothing else.
 #[test]
 fn nothing_refers_to_a_document_that_is_not_here() {
