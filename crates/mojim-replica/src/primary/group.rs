@@ -1,9 +1,12 @@
 //! Group commit: one thread works for all that wait on a lane. It sends, writes the own
 //! log, and receives.
 //!
-//! Owns who that is, and what the others do meanwhile (Mojim 4.1). Who finds the lane's
-//! work free does it, for every record that is appended by then: a thread alone takes the
-//! same locks as without others. The rest look for a short time, then sleep.
+//! One thread per lane, the leader, sends and receives for all. The others look for up to
+//! 100 µs, then sleep. A leader that leaves wakes one sleeper.
+//!
+//! Owns who leads, and what the others do meanwhile (Mojim 4.1). A thread that finds the lane's
+//! work free does it, for every record that is appended by then. A thread alone takes the same
+//! locks as without others.
 //!
 //! Invariants:
 //! - No thread waits here for a lock that is held during a system call: it waits for the
