@@ -19,9 +19,9 @@
 //! copies the data file's bytes into the pages that were written.
 //!
 //! **Attaching**: `volume/place.rs` steps `attach.rs` of `mojim-replica`, for programs and for a
-//! daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). An attachment has
-//! the threads of `start_threads`: `link_loop`, `checkpoint_turns`, `forward_to`, and others as
-//! needed.
+//! daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). The simulator steps
+//! it too. An attachment has the threads of `start_threads`: `link_loop`, `checkpoint_turns`,
+//! `forward_to`, and others as needed.
 //!
 //! **Several processes**: the one that attached is the **owner** (`volume/owner.rs`), others are
 //! guests with the same memory (`share/`). `volume/children.rs` acts after a fork.

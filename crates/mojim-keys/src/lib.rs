@@ -6,6 +6,8 @@
 //! - A certificate carries exactly one name, that of `mojim_format::certificate`.
 //! - A client's certificate is valid neither as a server's nor as a node's.
 //! - An authority signs for one cluster only, and no further authorities.
+//!
+//! Only `mojim-cli` and `mojim-bench` use this crate.
 
 use std::time::{Duration, SystemTime};
 

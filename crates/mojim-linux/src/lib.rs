@@ -1,4 +1,7 @@
 //! The engine's environment over Linux.
+//!
+//! What `mojim-store` and `mojim-replica` open, they open here. Memory without a name, and the line
+//! between a node's processes, are opened where they are used. `tls/` and `door.rs` prove names.
 
 mod disk;
 mod door;

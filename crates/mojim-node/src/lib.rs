@@ -38,8 +38,10 @@
 //! `held.rs` is what a node has of one volume, with its locks. `serve_lane` and `checkpoint_loop`
 //! here step a mirror's lanes and checkpoints. `promote.rs` promotes by an operator's word.
 //! `readers.rs` answers pages and records as of one LSN. `contents.rs` answers sums for `mojim
-//! verify`. `strangers.rs` finds files that are in no catalogue. `speaks_as` proves names on links,
-//! `requests.rs` on requests. The daemon imports the engine, to heal a copy as a program would.
+//! verify`. `strangers.rs` finds files that are in no catalogue. `speaks_as` asks for the proof of
+//! a name on links, `requests.rs` on requests. There is a register for volumes with `failover =
+//! "automatic"` (`register` here). The daemon imports the engine, to heal a copy as a program
+//! would.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};

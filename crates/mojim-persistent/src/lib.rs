@@ -1,6 +1,9 @@
 //! Persistent variables, regions made at run time, and logs.
 //!
 //! Source: Mnemosyne, "Persistent memory regions" and "Consistent updates".
+//!
+//! `variables.rs` and `image.rs` have persistent variables. `log/` has logs over a trait, which the
+//! shadow image of `mojim-sim` also runs.
 
 mod file;
 mod image;

@@ -27,6 +27,9 @@
 //!   (`exec`).
 //! - What cannot be done right is refused with an errno and one line on
 //!   standard error, not done halfway.
+//!
+//! `program.rs`, which decides whether a program can run with this library, is compiled into the command
+//! `mojim` too.
 
 #[cfg(not(all(
     target_os = "linux",

@@ -43,7 +43,8 @@
 //!
 //! **Backups** (`backup_session.rs`). The mirror, or a primary without one, has a thread for each.
 //! It sends the log's records, and the backup appends them as a mirror does. No sync point waits
-//! until a backup lags by `secondary_threshold` (`backup_progress.rs`).
+//! until a backup lags by `secondary_threshold` (`backup_progress.rs`). `fallback_timer.rs` says
+//! when a backup takes the place of primary and mirror (`fallback`).
 //!
 //! # If the mirror is silent
 //!
@@ -80,8 +81,8 @@
 //! With a register `view.rs` of `mojim-protocol` decides, without one `promotion.rs` there. A
 //! primary asks the register through `view_client.rs`, on a thread of its own (`register.rs`).
 //! `mirror/promote.rs` takes over. It asks the other holders what they know to be acknowledged
-//! (`told.rs`). It stops its session and lanes, and promises the greater epoch durably. Only then
-//! it asks for the view.
+//! (`told.rs`). One that lacks some of it stays a mirror. Otherwise it stops its session and lanes,
+//! and promises the greater epoch durably. Only then it asks for the view.
 //!
 //! An old primary appends to its ring and log as before, and applies only what was committed. It
 //! fails for good with ESTALE (`Primary::supersede`) in three cases:
