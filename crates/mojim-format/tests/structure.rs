@@ -472,6 +472,37 @@ fn links_lead_somewhere() {
     );
 }
 
+/// ARCHITECTURE.md has a row for each crate, and every file that it names is there.
+#[test]
+fn the_architecture_names_what_is_here() {
+    let text = fs::read_to_string(top().join("ARCHITECTURE.md")).unwrap();
+    let mut files = Vec::new();
+    for (_, dir) in crates() {
+        let name = dir.file_name().unwrap().to_str().unwrap();
+        assert!(text.contains(&format!("| `{name}` |")), "{name}");
+        let mut dirs = vec![dir.join("src")];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                files.push(path.display().to_string());
+                if path.is_dir() {
+                    dirs.push(path);
+                }
+            }
+        }
+    }
+    let spans = text.split('`').skip(1).step_by(2);
+    let named = spans.filter(|s| s.ends_with(".rs") || s.ends_with('/'));
+    let mut seen = 0;
+    for name in named {
+        let end = format!("/{}", name.trim_end_matches('/'));
+        let elsewhere = top().join(name).exists();
+        assert!(elsewhere || files.iter().any(|f| f.ends_with(&end)), "{name}");
+        seen += 1;
+    }
+    assert!(seen > 50, "{seen}");
+}
+
 /// A page that SUMMARY.md does not name is not in the book.
 #[test]
 fn every_page_is_in_the_book() {
