@@ -497,7 +497,10 @@ fn the_architecture_names_what_is_here() {
     for name in named {
         let end = format!("/{}", name.trim_end_matches('/'));
         let elsewhere = top().join(name).exists();
-        assert!(elsewhere || files.iter().any(|f| f.ends_with(&end)), "{name}");
+        assert!(
+            elsewhere || files.iter().any(|f| f.ends_with(&end)),
+            "{name}"
+        );
         seen += 1;
     }
     assert!(seen > 50, "{seen}");
