@@ -45,10 +45,14 @@ struct Count {
 }
 
 impl Count {
-    fn of(words: usize) -> Count {
+    const fn of(words: usize) -> Count {
         Count {
             words,
-            ..Count::default()
+            wide: 0,
+            semicolons: 0,
+            long: 0,
+            unnamed: 0,
+            retired: 0,
         }
     }
 
@@ -70,8 +74,11 @@ impl Count {
     }
 }
 
-/// Pages that are older than the rules, with what they have. A number here only falls.
-const OLD: &[(&str, Count)] = &[];
+/// Pages that are longer than they should be, with what they have. A number here only falls.
+const OLD: &[(&str, Count)] = &[
+    ("docs/explanation/performance.md", Count::of(5_609)),
+    ("docs/explanation/testing.md", Count::of(2_259)),
+];
 
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -268,7 +275,7 @@ fn documents_are_written_by_the_rules() {
                 at.join("\n")
             ));
         }
-        // Who has mended a page takes it from the list.
+        // A page that is mended leaves the list.
         assert!(
             old.is_none() || !found.is_within(&allowed(&name)),
             "{name} is not old any more"
