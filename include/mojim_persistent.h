@@ -28,37 +28,47 @@ extern "C" {
  *
  * declares a variable whose value is kept in a file of a volume, from the call of
  * mojim_variables on. Before that call it is an ordinary variable with its initial value.
- * Any type of plain data: numbers, arrays, structs, pointers that are NULL at first. At file
- * scope, or static in a function; `static` may stand before it. Several source files of a
- * program have one section of variables together, and so one file. A shared library has its
- * own section: it calls mojim_variables itself, with another file.
+ *
+ *   - It has any type of plain data: numbers, arrays, structs, pointers that are NULL at
+ *     first.
+ *   - It is declared at file scope, or static in a function. `static` may stand before it.
+ *   - Several source files of a program have one section of variables together, and so one
+ *     file.
+ *   - A shared library has its own section. It calls mojim_variables itself, with another
+ *     file.
  *
  * Refused by the compiler:
- *   const, thread-local   "causes a section type conflict with 'mojim_first_'"
- *   C++: an initial value "does not have a constant initializer" (a constructor that runs at
- *   computed at start     the start would run in every program). By GCC 10 and clang 12 on
- *   C++: an inline variable, a static one in an inline function: "section type conflict" (GCC)
+ *   - const, thread-local: "causes a section type conflict with 'mojim_first_'".
+ *   - C++, an initial value computed at the start: "does not have a constant initializer".
+ *     (A constructor that runs at the start would run in every program.) Needs GCC 10 or
+ *     clang 12, or later.
+ *   - C++, an inline variable, or a static one in an inline function: "section type
+ *     conflict" (GCC).
  * Refused by mojim_variables (EINVAL, the text has the variable's name):
- *   - an initial value that is an address (of a variable, function, string, vtable). In a
- *     program linked with -no-pie: eight aligned bytes that look like an address in it
- *   - two variables of one name: static variables, in functions too, need names of their own
- *   - a variable that a shared library exports: the program may get a copy in its place.
- *     Declare it static, or with __attribute__((visibility("hidden")))
+ *   - An initial value that is an address (of a variable, function, string, vtable). In a
+ *     program linked with -no-pie: eight aligned bytes that look like an address in it.
+ *   - Two variables of one name. Static variables, in functions too, need names of their
+ *     own.
+ *   - A variable that a shared library exports: the program may get a copy in its place.
+ *     Declare it static, or with __attribute__((visibility("hidden"))).
  * Not found out:
  *   - C++: a static member of a class template, a variable template, a static variable in a
- *     template's function. GCC ignores the section there, without a warning: the variable is an
- *     ordinary one, whose value is lost
- *   - a destructor, a type that holds addresses which it gets later (std::string), a type that
- *     changes and keeps its size
+ *     template's function. GCC ignores the section there, without a warning. The variable
+ *     is an ordinary one, and its value is lost.
+ *   - A destructor.
+ *   - A type that holds addresses which it gets later (std::string).
+ *   - A type that changes and keeps its size.
  *
- * Layout. The file keeps the name, offset and size of each variable. A program with a variable
- * more or less, or with another name, size or order, is refused: EINVAL, and the text names what
- * changed. (Another compiler or another -O may change the order.) Initial values may change: the
- * file's values count. The names are those of the symbol table: of a program that was stripped
- * of it (strip, -s) only the very build that made the file, or last used it with names, is
- * accepted. strip -g keeps the names.
+ * Layout. The file keeps the name, offset and size of each variable.
+ *   - A program with a variable more or less, or with another name, size or order, is
+ *     refused: EINVAL, and the text names the change. (Another compiler or another -O may
+ *     change the order.)
+ *   - Initial values may change: the file's values count.
+ *   - The names are those of the symbol table. A program may be stripped of it (strip, -s).
+ *     Then only one build of it is accepted: the very build that made the file, or last
+ *     used it with names. strip -g keeps the names.
  *
- * Tested: x86-64, GCC; PIE, -no-pie, -flto, shared libraries; ld.bfd, gold, lld. */
+ * Tested: x86-64 and GCC, with PIE, -no-pie, -flto, shared libraries, ld.bfd, gold, lld. */
 
 #if defined(__has_attribute)
 #if __has_attribute(retain)
@@ -93,24 +103,32 @@ extern char __stop_mojim_persistent[] __attribute__((visibility("hidden")));
 
 int mojim_variables_of(mojim_t *m, const char *file, void *start, void *stop);
 
-/* Makes the variables of the calling program, or shared library, persistent. The first time
- * their initial values become the file's first state, committed when the call returns. Later
- * the variables have the file's values. To be called once, before other threads use them. The
- * mapping is one with MAP_ATOMIC. mojim_detach makes them ordinary variables again, which keep
- * their last values; so does an error. A library with persistent variables is never unloaded.
+/* Makes the variables of the calling program, or shared library, persistent.
  *
- * -1 on error: EINVAL (above); EUCLEAN where the file holds something else, or is damaged;
- * EBUSY where these variables are persistent already, or the file is mapped (by a library,
- * say, that gives the same name); EOPNOTSUPP where the program's own file cannot be read, with
- * mojim_join's handle of another process's volume, and in a child made by fork; EROFS with
- * mojim_attach_reader's; and those of mojim_map. */
+ *   - The first time, their initial values become the file's first state, committed when
+ *     the call returns. Later the variables have the file's values.
+ *   - Call it once, before other threads use the variables.
+ *   - The mapping is one with MAP_ATOMIC.
+ *   - mojim_detach makes them ordinary variables again, which keep their last values. So
+ *     does an error.
+ *   - A library with persistent variables is never unloaded.
+ *
+ * -1 on error:
+ *   EINVAL      refused, as above
+ *   EUCLEAN     the file holds something else, or is damaged
+ *   EBUSY       these variables are persistent already, or the file is mapped (by a library,
+ *               say, that gives the same name)
+ *   EOPNOTSUPP  the program's own file cannot be read. Or the handle is of mojim_join, for
+ *               another process's volume. Or the caller is a child made by fork
+ *   EROFS       the handle is of mojim_attach_reader
+ *   and those of mojim_map. */
 static inline int mojim_variables(mojim_t *m, const char *file)
 {
     return mojim_variables_of(m, file, MOJIM_VARIABLES_START, __stop_mojim_persistent);
 }
 
-/* Commits all variables of the calling program, or shared library, atomically together: as
- * mojim_msync with MS_SYNC. */
+/* Commits all variables of the calling program, or shared library, atomically together, as
+ * mojim_msync with MS_SYNC does. */
 static inline int mojim_variables_sync(void)
 {
     return mojim_msync(MOJIM_VARIABLES_START, MOJIM_VARIABLES_BYTES, MS_SYNC);
@@ -118,89 +136,114 @@ static inline int mojim_variables_sync(void)
 
 /* ---- regions made at run time ------------------------------------------------------ */
 
-/* Maps a persistent region: `size` bytes of a file of the volume, at the same address in every
- * run, so that pointers between its bytes stay valid. A region that is not there is made, of
- * zeros, at an address chosen by chance between 0x2000'0000'0000 and 0x3000'0000'0000. `size`
- * is used then; later it is the same, or 0. The mapping is one with MAP_ATOMIC, for
- * mojim_msync and gmsync. (In the volume the file has 64 KiB more.)
+/* Maps a persistent region: `size` bytes of a file of the volume, at the same address in
+ * every run. So pointers between its bytes stay valid.
  *
- * MAP_FAILED on error: EINVAL where the region has another size; EADDRINUSE where the addresses
- * are taken in this process; EUCLEAN where the file is no region, or is damaged; EBUSY where it
- * is mapped; EOPNOTSUPP and EROFS as for mojim_variables. */
+ * A region that is not there is made, of zeros. Its address is chosen by chance between
+ * 0x2000'0000'0000 and 0x3000'0000'0000. `size` is used then. Later it is the same, or 0.
+ * The mapping is one with MAP_ATOMIC, for mojim_msync and gmsync. (In the volume the file
+ * has 64 KiB more.)
+ *
+ * MAP_FAILED on error:
+ *   EINVAL             the region has another size
+ *   EADDRINUSE         the addresses are taken in this process
+ *   EUCLEAN            the file is no region, or is damaged
+ *   EBUSY              the file is mapped
+ *   EOPNOTSUPP, EROFS  as for mojim_variables */
 void *mojim_pmap(mojim_t *m, const char *file, size_t size);
 
-/* Ends a region, given by its address; what was not committed is thrown away. The file stays:
- * mojim_remove removes it. EINVAL if no region of mojim_pmap begins there. */
+/* Ends a region, given by its address. Stores that were not committed are thrown away. The
+ * file stays: mojim_remove removes it. EINVAL if no region of mojim_pmap begins there. */
 int mojim_punmap(void *addr);
 
 /* ---- one variable -------------------------------------------------------------------- */
 
-/* Stores eight bytes, atomically, and makes them durable before it returns:
- *   - in a region of a volume (a persistent variable, a heap): by one sync point of these eight
- *     bytes, with what the mode promises. On error the value is in memory, and in doubt;
- *   - in other memory: by a store past the cache (movnti) between two fences. Durable where
- *     that memory is persistent itself (a file on DAX, mapped by the program with MAP_SYNC), and
- *     not where it is any other. What the calling thread flushed, or stored past the cache,
- *     before is durable before it.
- * `p` is a multiple of 8 (EINVAL). The last step of a shadow update: allocate, fill and commit
- * the new, then swing the pointer (examples/shadow.c). */
+/* Stores eight bytes, atomically, and makes them durable before it returns. `p` is a
+ * multiple of 8 (EINVAL).
+ *
+ *   - In a region of a volume (a persistent variable, a heap), by one sync point of these
+ *     eight bytes, with the mode's promises. On error the value is in memory, and in doubt.
+ *   - In other memory, by a store past the cache (movnti) between two fences. It is durable
+ *     where that memory is persistent itself: a file on DAX, mapped by the program with
+ *     MAP_SYNC. In any other memory it is not. Earlier stores of the calling thread that it
+ *     flushed, or made past the cache, are durable before it.
+ *
+ * It is the last step of a shadow update: allocate, fill and commit the new, then swing the
+ * pointer (examples/shadow.c). */
 int mojim_store8(uint64_t *p, uint64_t value);
 
 /* ---- logs ---------------------------------------------------------------------------- */
 
-/* Records of any length, in a ring of a fixed size. A record that was appended is there after
- * a crash, whole; one whose append did not return is there whole or not at all. Every call may
- * be made by any thread at any time: threads of one log wait for each other. Not in a child
- * made by fork (EOPNOTSUPP). One process has a log open. */
+/* A log has records of any length, in a ring of a fixed size.
+ *   - A record that was appended is there after a crash, whole. One whose append did not
+ *     return is there whole or not at all.
+ *   - Any thread may make every call at any time: threads of one log wait for each other.
+ *     Not in a child made by fork (EOPNOTSUPP).
+ *   - One process has a log open. */
 typedef struct mojim_log mojim_log_t;
 
-/* How the end of a log is found after a crash. What it costs is told by `mojim bench log`.
- *   TORN_BIT    63 bits of each word are data, one says in which pass over the ring the word
- *               was stored. One fence an append. Damaged bytes are not noticed.
- *   TWO_FENCES  the end is stored, and fenced, behind each record. Damaged bytes are not noticed.
- *   CHECKSUM    16 bytes a record. One fence an append. A damaged record ends the log.
+/* How the end of a log is found after a crash. `mojim bench log` tells the costs.
+ *   TORN_BIT    63 bits of each word are data. One says in which pass over the ring the word
+ *               was stored. One fence an append. Damaged bytes are not noticed
+ *   TWO_FENCES  the end is stored, and fenced, behind each record. Damaged bytes are not
+ *               noticed
+ *   CHECKSUM    16 bytes a record. One fence an append. A damaged record ends the log
  * In a volume an append is one sync point in each of them. */
 #define MOJIM_LOG_TORN_BIT 1
 #define MOJIM_LOG_TWO_FENCES 2
 #define MOJIM_LOG_CHECKSUM 3
 
 /* Opens a log in a file of a volume, and makes it if it is not there. An append, and a
- * truncation, is one sync point. `size`: bytes of the ring, up to 1 TiB; used when it is made,
- * as is `encoding`. Later both may be 0.
- * NULL on error: EINVAL where the log has another encoding, or is new and lacks a size or an
- * encoding; EUCLEAN where the file holds something else, or its header is damaged; EBUSY where
- * it is open; EOPNOTSUPP and EROFS as for mojim_variables; and those of mojim_map. */
+ * truncation, is one sync point.
+ *
+ *   `size`      bytes of the ring, up to 1 TiB
+ *   `encoding`  MOJIM_LOG_TORN_BIT, MOJIM_LOG_TWO_FENCES or MOJIM_LOG_CHECKSUM
+ * Both are used when the log is made. Later both may be 0.
+ *
+ * NULL on error:
+ *   EINVAL             the log has another encoding. Or it is new and lacks a size or an
+ *                      encoding
+ *   EUCLEAN            the file holds something else, or its header is damaged
+ *   EBUSY              it is open
+ *   EOPNOTSUPP, EROFS  as for mojim_variables
+ *   and those of mojim_map. */
 mojim_log_t *mojim_log_open(mojim_t *m, const char *file, size_t size, int encoding);
 
-/* Opens a log in persistent memory, outside any volume, not replicated: a file (of a path) on
- * DAX; or on tmpfs, which stands for persistent memory and is lost with the power. Stores go past
- * the cache, and are fenced. `delay_ns`: after each store of 8 bytes it waits that long, as
- * slower memory would (the poster's emulation: 150). EBUSY where a process has it open;
- * EOPNOTSUPP on another file system. */
+/* Opens a log in persistent memory, outside any volume and not replicated. `path` is a file
+ * on DAX. Or it is one on tmpfs, which stands for persistent memory and is lost with the
+ * power. Stores go past the cache, and are fenced.
+ *
+ * `delay_ns`: nanoseconds that calls of this log wait after each store of 8 bytes, as slower
+ * memory would (the poster's emulation: 150).
+ *
+ * Errors: EBUSY where a process has it open, EOPNOTSUPP on another file system. */
 mojim_log_t *mojim_log_open_pmem(const char *path, size_t size, int encoding,
                                  unsigned delay_ns);
 
-/* Appends a record, durably. `position`, unless NULL, gets the record's position. -1 on error:
- * ENOBUFS where the ring has no room (nothing has changed; see mojim_log_truncate); those of a
- * sync point, ENOSPC (the disk is full) among them: the record is in doubt, and within the log's
- * ends. It is not to be appended again: a later append that succeeds makes it durable, too. */
+/* Appends a record, durably. `position`, unless NULL, gets the record's position. -1 on
+ * error:
+ *   - ENOBUFS: the ring has no room. Nothing has changed. See mojim_log_truncate.
+ *   - The errors of a sync point, ENOSPC (the disk is full) among them. The record is in
+ *     doubt, and within the log's ends. Do not append it again: a later append that
+ *     succeeds makes it durable, too. */
 int mojim_log_append(mojim_log_t *log, const void *data, size_t n, uint64_t *position);
 
-/* Reads the record at *position into `out`, which has room for n bytes; sets *position to that
- * of the next one. Returns the record's length. -1 on error: ENOENT at the end; ERANGE where the
- * record is longer than n (the text says how long; *position stays); EINVAL where no record
- * begins there. */
+/* Reads the record at *position into `out`, which has room for n bytes. Sets *position to
+ * that of the next one. Returns the record's length in bytes. -1 on error:
+ *   ENOENT  the end
+ *   ERANGE  the record is longer than n. The text says how long. *position stays
+ *   EINVAL  no record begins there */
 ssize_t mojim_log_read(mojim_log_t *log, uint64_t *position, void *out, size_t n);
 
-/* Discards the records before `position`, which is that of a record, or the end (EINVAL), by
- * one store of 8 bytes. */
+/* Discards the records before `position`, by one store of 8 bytes. `position` is that of a
+ * record, or the end (EINVAL). */
 int mojim_log_truncate(mojim_log_t *log, uint64_t position);
 
 /* The position of the oldest record, and that behind the last. Either may be NULL. */
 int mojim_log_ends(mojim_log_t *log, uint64_t *first, uint64_t *end);
 
-/* Closes it. No other call may be using it. mojim_detach does not close logs: after it, this is
- * all that can be done with one. */
+/* Closes a log. No other call may be using it. mojim_detach does not close logs: after it,
+ * you can only close them. */
 int mojim_log_close(mojim_log_t *log);
 
 #ifdef __cplusplus

@@ -57,56 +57,76 @@ extern "C" {
 
 /* ---- explicit transactions ------------------------------------------------ */
 
-/* Begins a transaction; inside one, a level of it. 0, or -1: EOPNOTSUPP in a forked child,
- * ENOMEM. Waits while another thread is in mojim_heap_sync. */
+/* Begins a transaction. Inside one, it begins a level of it. Waits while another thread is
+ * in mojim_heap_sync. 0, or -1 on error: EOPNOTSUPP in a forked child, ENOMEM. */
 int mojim_tx_begin(void);
 
-/* Notes `len` bytes that are about to be stored to, anywhere: an abort gives
- * them what they have now, the commit commits what they have then. Adding bytes
- * twice does no harm, and costs their length again. The bytes must be writable. -1:
- * EINVAL where no transaction is open, ENOMEM (then do not store). */
+/* Notes `len` bytes anywhere, before you store to them. An abort gives them their present
+ * contents back. The commit commits the contents that they have then.
+ *
+ * The bytes must be writable. Adding bytes twice does no harm, and costs their length
+ * again. -1 on error: EINVAL where no transaction is open, ENOMEM (then do not store). */
 MOJIM_TX_PURE int mojim_tx_add(void *addr, size_t len);
 
-/* The same for bytes that hold nothing yet: an abort leaves them as they are, so
- * they are not copied. */
+/* The same for bytes that hold nothing yet. An abort leaves them as they are, so they are
+ * not copied. */
 MOJIM_TX_PURE int mojim_tx_add_new(void *addr, size_t len);
 
 /* mojim_tx_add of 8 bytes, and the store. */
 MOJIM_TX_PURE int mojim_tx_set(uint64_t *place, uint64_t value);
 
-/* Ends the innermost level. An inner one's changes become the outer one's. The outermost
- * commits: all bytes that were added, exactly, as one sync point. -1 with the errno of gmsync, or
- * ENOMEM: the transaction stays open with its stores in memory. Call again, or
- * abort; once it failed with ETIMEDOUT, or after that with ENOSPC, it may be in doubt, and
- * only the former is left. What was stored between two tries is in the later one; the earlier one may be committed by itself. */
+/* Ends the innermost level.
+ *   - An inner level's changes become the outer one's.
+ *   - The outermost commits all bytes that were added, exactly, as one sync point.
+ *
+ * -1 on error, with the errno of gmsync, or ENOMEM. The transaction stays open with its
+ * stores in memory. Call again, or abort. Once it failed with ETIMEDOUT, or after that
+ * with ENOSPC, it may be in doubt: then only call again. Stores between two tries are in
+ * the later try. The earlier one may be committed by itself. */
 int mojim_tx_commit(void);
 
-/* Takes the innermost level back, and ends it. -1 with ETIMEDOUT where it is in
- * doubt: it may be committed. After ESTALE or EIO it is taken back in memory, where
- * nothing can be committed any more; what the volume has shows after an attach. -1 with
- * EOPNOTSUPP or ENOMEM where it made stores that nobody noted (a __transaction_relaxed
- * block with an unsafe call; memory ran out in a captured block): it has ended, those
- * stores stay in memory, and mojim_tx_failed() is not 0 from here on. Bytes that were added
- * in frames of functions that have returned are left as they are. */
+/* Takes the innermost level back, and ends it. -1 on error:
+ *   ETIMEDOUT           it is in doubt: it may be committed
+ *   EOPNOTSUPP, ENOMEM  it made stores that nobody noted: in a __transaction_relaxed block
+ *                       with an unsafe call, or when memory ran out in a captured block.
+ *                       It has ended. Those stores stay in memory, and mojim_tx_failed()
+ *                       is not 0 from here on
+ *
+ * After a commit that failed with ESTALE or EIO, it is taken back in memory, where nothing
+ * can be committed any more. An attach then shows the volume's state. Bytes that were
+ * added in frames of functions that have returned are left as they are. */
 int mojim_tx_abort(void);
 
-/* How many levels the thread has open; 0: no transaction. */
+/* How many levels the thread has open. 0: no transaction. */
 MOJIM_TX_PURE int mojim_tx_is_open(void);
 
-/* Have `f` called with `arg`: after the outermost level's commit, when the transaction is closed, in
- * the order of the calls; or when this level is taken back, in the reverse order, in its turn
- * among the stores (roots are taken back behind all of that). `f` does not throw; at an abort it begins and ends no transaction. */
+/* Register a call of `f` with `arg`.
+ *
+ * mojim_tx_on_commit: `f` is called after the outermost level's commit, when the
+ * transaction is closed, in the order of these calls.
+ *
+ * mojim_tx_on_abort: `f` is called when this level is taken back, in the reverse order, in
+ * its turn among the stores. (Roots are taken back behind all of that.) Then `f` begins
+ * and ends no transaction.
+ *
+ * `f` does not throw. */
 MOJIM_TX_PURE int mojim_tx_on_commit(void (*f)(void *arg), void *arg);
 MOJIM_TX_PURE int mojim_tx_on_abort(void (*f)(void *arg), void *arg);
 
 /* ---- allocation ------------------------------------------------------------- */
 
-/* Sets *pointer to a new block of a heap (NULL: the one that `pointer` lies in, or the one opened first), in
- * the same commit as the allocation: a crash leaves both or neither. Inside a
- * transaction, part of it; else one of its own. `pointer` may lie anywhere. The
- * block's bytes are committed by the transaction as they are when it commits. -1: ENOMEM,
- * EINVAL, and the errors of mojim_tx_commit: then nothing has changed. While a transaction of
- * its own is in doubt, the call tries again, as a captured block does. (Mnemosyne's pmalloc.) */
+/* Sets *pointer to a new block of `size` bytes, in the same commit as the allocation. A
+ * crash leaves both or neither. (Mnemosyne's pmalloc.)
+ *
+ *   - The heap is `h`. NULL: the one that `pointer` lies in, or the one opened first.
+ *   - `pointer` may lie anywhere.
+ *   - Inside a transaction, the call is part of it. Else it is one of its own.
+ *   - The transaction commits the block's bytes as they are when it commits.
+ *   - While a transaction of its own is in doubt, the call tries again, as a captured
+ *     block does.
+ *
+ * -1 on error: ENOMEM, EINVAL, and the errors of mojim_tx_commit. Nothing has changed
+ * then. */
 MOJIM_TX_PURE int mojim_pmalloc(mojim_heap_t *h, size_t size, void **pointer);
 
 /* Frees the block at *pointer, and sets that to NULL, likewise. */
@@ -114,21 +134,20 @@ MOJIM_TX_PURE int mojim_pfree(void **pointer);
 
 /* ---- captured blocks ------------------------------------------------------------ */
 
-/* A __transaction_atomic block (gcc -fgnu-tm, linked with -lmojim_itm -lmojim)
- * cannot return an error. When its commit fails:
+/* A __transaction_atomic block (gcc -fgnu-tm, linked with -lmojim_itm -lmojim) cannot
+ * return an error. When its commit fails:
  *
- *   - By default ETIMEDOUT and ENOMEM are tried again, for ever: the block ends
- *     when it is committed. After any other error it is given up: its stores
- *     stay in memory, and no transaction of the process is committed any more; a
- *     line on standard error says so, and mojim_tx_failed. The program goes on.
- *   - With a handler: it is called in the thread, with the errno and the text,
- *     and returns not 0 to try again, 0 to give up. It calls nothing of Mojim but
- *     mojim_last_error. NULL: the default.
- */
+ *   - By default ETIMEDOUT and ENOMEM are tried again, for ever: the block ends when it is
+ *     committed. After any other error it is given up. Its stores stay in memory, and no
+ *     transaction of the process is committed any more. A line on standard error says so,
+ *     and mojim_tx_failed. The program goes on.
+ *   - With a handler: it is called in the thread, with the errno and the text. It returns
+ *     not 0 to try again, 0 to give up. It calls nothing of Mojim but mojim_last_error.
+ *     A handler of NULL restores the default. */
 typedef int (*mojim_tx_handler)(int error, const char *text, void *arg);
 void mojim_tx_on_failure(mojim_tx_handler handler, void *arg);
 
-/* The errno for which a block of this process was given up; 0: none was. */
+/* The errno for which a block of this process was given up. 0: none was. */
 MOJIM_TX_PURE int mojim_tx_failed(void);
 
 /* For libmojim_itm.so alone. */
