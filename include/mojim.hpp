@@ -1,34 +1,48 @@
 // mojim.hpp - Mojim for C++17: RAII handles, and containers in a persistent heap.
 //
-// This header is the manual; mojim.h, mojim_heap.h and mojim_tx.h, which it stands on, have the
+// This header is the manual. It stands on mojim.h, mojim_heap.h and mojim_tx.h, which have the
 // promises, limits and thread rules. It is all inline: link with -lmojim.
 // Source: FAMS, Section 4.1 ("Persistent Heap and C++ STL").
 //
 //   mojim::volume v{"mojim.toml", "a"};
 //   mojim::heap h{v, "people"};
 //   auto &ages = h.root<mojim::map<mojim::string, int>>("ages");   // made if it is not there
-//   mojim::atomically(h, [&] { ages["Ada"] = 36; });               // durable, replicated; or not at all
+//   mojim::atomically(h, [&] { ages["Ada"] = 36; });               // durable, replicated, or undone
 //
 // CAVEATS FIRST
 //
-// 1. Every byte of what persists must lie in the heap: containers with mojim::allocator (the
-//    aliases below), and no pointer or reference out of it. What cannot persist is refused when it
-//    is compiled, where that can be seen (mojim::persists): classes with virtual functions, function
-//    pointers, references, std::function, std::shared_ptr, std::unique_ptr, std::any, mutexes, threads,
-//    futures, and containers whose allocator knows no heap (std::allocator, std::pmr). Also as a
-//    container's element, comparator or hash, in a pair, tuple, variant, optional or array, and as a member
-//    of an aggregate (a class without constructors and private members), up to its first member that is
-//    an optional, and the 32nd (an array counts by its elements). Members of other classes are not seen, nor
-//    unions, std::any and references in a class, nor where a plain pointer leads. A class that does not
-//    compile here, for its own constructors, is not looked into if mojim::persists is specialised for it.
-// 2. A container that is made without an allocator, also one within another container or class, is in the
-//    heap whose mojim::atomically, root() or make() the thread is in; elsewhere in the heap that was opened
-//    first. A copy is in the heap of what is copied: between heaps copy elements, not containers. A mojim::string on the stack must not live on after a rollback (of
-//    mojim::atomically, where it was made outside of it): its memory may be another block's then.
-// 3. Layouts are the compiler's. A root keeps the name and size of its type and the standard library's
-//    kind, and refuses another one; that you have changed a class's members without its size is not seen.
-// 4. mojim::atomically, and root() where it makes one, commit the whole heap, or roll it back: one thread at a
-//    time, under a lock of yours if there are more. They wait for other threads' transactions of mojim_tx.h. Mojim gives no isolation between threads.
+// 1. Every byte of a value that persists must lie in the heap. Use containers with
+//    mojim::allocator (the aliases below), and keep no pointer or reference out of the heap. The
+//    compiler refuses types that cannot persist, where it can see them (mojim::persists):
+//      - classes with virtual functions, function pointers, references,
+//      - std::function, std::shared_ptr, std::unique_ptr, std::any,
+//      - mutexes, threads, futures,
+//      - containers whose allocator knows no heap (std::allocator, std::pmr).
+//    It also looks here:
+//      - at a container's element, comparator or hash,
+//      - into a pair, tuple, variant, optional or array,
+//      - at members of an aggregate (a class without constructors and private members): up to its
+//        first member that is an optional, and the 32nd (an array counts by its elements).
+//    It does not see these:
+//      - members of other classes, and unions,
+//      - std::any and references in a class,
+//      - the memory to which a plain pointer leads.
+//    A class may fail to compile here for its own constructors. Specialise mojim::persists for it:
+//    then it is not looked into.
+// 2. A container that is made without an allocator, also one within another container or class,
+//    has one of these heaps:
+//      - the heap whose mojim::atomically, root() or make() the thread is in,
+//      - elsewhere the heap that was opened first.
+//    A copy is in the heap of its original. Between heaps copy elements, not containers.
+//    A mojim::string on the stack that was made outside of mojim::atomically must not live on
+//    after its rollback: the string's memory may be another block's then.
+// 3. Layouts are the compiler's. A root keeps the name and size of its type and the standard
+//    library's kind, and refuses another one. It does not see that you have changed a class's
+//    members without its size.
+// 4. mojim::atomically commits the whole heap, or rolls it back. root() does so, too, where it
+//    makes a root. Call them from one thread at a time, under a lock of yours if there are more.
+//    They wait for other threads' transactions of mojim_tx.h. Mojim gives no isolation between
+//    threads.
 #ifndef MOJIM_HPP
 #define MOJIM_HPP
 
@@ -93,8 +107,8 @@ private:
 namespace detail {
 [[noreturn]] inline void fail() { throw error(errno); }
 
-// An allocator that holds nothing does not know a heap (std::allocator, Boost's new_allocator); that of
-// std::pmr holds the address of an object with virtual functions.
+// An allocator that holds nothing does not know a heap (std::allocator, Boost's new_allocator). The
+// allocator of std::pmr holds the address of an object with virtual functions.
 template <class A, class = void>
 struct knows_no_heap : std::allocator_traits<A>::is_always_equal {};
 template <class A>
@@ -105,7 +119,7 @@ template <class T>
 struct allocates_elsewhere<T, std::void_t<typename T::allocator_type>>
     : knows_no_heap<typename T::allocator_type> {};
 
-// What is locked waits for threads of this run: all mutexes, and guards of them.
+// A lock waits for threads of this run: all mutexes, and guards of them.
 template <class T, class = void> struct is_lock : std::false_type {};
 template <class T>
 struct is_lock<T, std::void_t<decltype(std::declval<T &>().lock()), decltype(std::declval<T &>().unlock())>>
@@ -133,12 +147,12 @@ template <> struct points_elsewhere<std::exception_ptr> : std::true_type {};
 template <> struct points_elsewhere<std::condition_variable_any> : std::true_type {};
 } // namespace detail
 
-/// Whether a value of type T can be kept, as far as can be seen. Specialise it as std::true_type for a
-/// type of yours that it refuses wrongly.
+/// Whether a value of type T can be kept, as far as the compiler can see. Specialise it as
+/// std::true_type for a type of yours that it refuses wrongly.
 template <class T, class = void> struct persists;
 
 namespace detail {
-// What a container says that it holds. (std::filesystem::path has a string_type.)
+// The types that a container says it holds. (std::filesystem::path has a string_type.)
 #define MOJIM_PART_(part)                                                                           \
     template <class T, class = void> struct part##_persists : std::true_type {};                    \
     template <class T> struct part##_persists<T, std::void_t<typename T::part>> : persists<typename T::part> {};
@@ -188,19 +202,19 @@ struct persists : std::conditional_t<std::is_same_v<T, std::remove_cv_t<T>>, det
 template <class T, std::size_t N> struct persists<T[N]> : persists<T> {};
 
 namespace detail {
-// Stands for a member's value of any type, but that of the class that has the member.
+// Stands for a member's value of any type, but not for that of the class that has the member.
 template <class Class> struct any_value {
     template <class T, class = std::enable_if_t<!std::is_same_v<T, Class>>> operator T() const noexcept;
 };
 template <class T, class... Outer> struct all_persists;
-// The same, of types that persist with all that they hold.
+// The same, for types that persist with all that they hold.
 template <class Class, class... Outer> struct kept_value {
     template <class T, class = std::enable_if_t<!std::is_same_v<T, Class> &&
                                                 all_persists<T, Class, Outer...>::value>>
     operator T() const noexcept;
 };
-// Of any type, but it may throw where that does not persist: else a class that does not would be filled member
-// by member, its last ones with nothing.
+// Stands for any type, but may throw where that type does not persist. Otherwise a class that does
+// not persist would be filled member by member, its last ones with nothing.
 template <class Class, class... Outer> struct told_value {
     template <class T, class = std::enable_if_t<!std::is_same_v<T, Class>>>
     operator T() const noexcept(all_persists<T, Class, Outer...>::value);
@@ -223,7 +237,7 @@ template <class T, std::size_t n = 32> constexpr std::size_t members() {
 
 template <class T, bool has_members, class... Outer> struct held_persists : std::true_type {};
 template <class T, class... Outer> constexpr bool members_persist() {
-    // Protected bases and the like: such a class is no aggregate to whom it does not know.
+    // A class with protected bases and the like is no aggregate to code that does not know it.
     if constexpr (members<T>() == 0) {
         return true;
     } else {
@@ -264,8 +278,8 @@ constexpr bool has_members = std::is_class_v<T> && std::is_aggregate_v<T> && !is
 template <class T> constexpr bool is_looked_into =
     std::is_base_of_v<plain_persists<T>, persists<T>> && persists<T>::value;
 
-// Whether T persists with the members of all aggregates in it. Outer: what it is in, for a type may hold
-// itself by a container.
+// Whether T persists with the members of all aggregates in it. Outer: the types that T is in, for a
+// type may hold itself by a container.
 template <class T, class... Outer>
 struct all_persists
     : std::conditional_t<(std::is_same_v<T, Outer> || ...), std::true_type,
@@ -301,8 +315,8 @@ inline std::uint64_t hash(std::string_view text) {
     return h;
 }
 
-/// What a root keeps of its type: the size, the kind of standard library, a hash of the whole name, and
-/// as much of the name as fits.
+/// The text that a root keeps of its type: the size, the kind of standard library, a hash of the
+/// whole name, and as much of the name as fits.
 template <class T> std::string tag() {
     std::string_view name = __PRETTY_FUNCTION__;
     const auto from = name.find("T = ");
@@ -331,7 +345,7 @@ template <class T> std::string tag() {
 }
 class block;
 
-// While it is there, containers without an allocator are made in the heap.
+// While an object of this type lives, containers without an allocator are made in the heap.
 struct within {
     explicit within(mojim_heap_t *h) noexcept : before(mojim_heap_within(h)) {}
     ~within() { mojim_heap_within(before); }
@@ -351,11 +365,12 @@ private:
     char text_[256];
 };
 
-/// An attachment (mojim_attach). It ends with the object, which detaches: an error of that is lost, so
-/// call detach() to see it.
+/// An attachment (mojim_attach). It ends with the object, which detaches. An error of that detach
+/// is lost: call detach() to see it.
 class volume {
 public:
-    /// Attaches; throws mojim::error. `name` may be left out where the configuration has one volume.
+    /// Attaches. Throws mojim::error. `name` may be left out where the configuration has one
+    /// volume.
     explicit volume(const std::string &config, const std::string &node, const std::string &name = {})
         : handle_(mojim_attach(config.c_str(), node.c_str(), name.empty() ? nullptr : name.c_str())) {
         if (!handle_)
@@ -373,7 +388,8 @@ public:
         if (handle_)
             mojim_detach(handle_);
     }
-    /// For reading only, on a node that follows (mojim_attach_reader).
+    /// An attachment for reading only, on a node that follows (mojim_attach_reader). Throws
+    /// mojim::error.
     static volume reader(const std::string &config, const std::string &node, const std::string &name = {}) {
         mojim_t *m = mojim_attach_reader(config.c_str(), node.c_str(), name.empty() ? nullptr : name.c_str());
         if (!m)
@@ -382,7 +398,7 @@ public:
         v.reads_ = true;
         return v;
     }
-    /// Detaches, and throws if that fails: then the volume is attached still.
+    /// Detaches, and throws if that fails. The volume is still attached then.
     void detach() {
         if (handle_ && mojim_detach(handle_) != 0)
             detail::fail();
@@ -396,8 +412,8 @@ private:
     bool reads_ = false; // of reader()
 };
 
-/// A file of a volume, mapped as an array of T. It is unmapped with the object (mojim_unmap: a sync
-/// point, unless `flags` had MAP_ATOMIC), whose errors are lost then; call unmap() to see them.
+/// A file of a volume, mapped as an array of T. The object's end unmaps it (mojim_unmap). This is
+/// a sync point, unless `flags` had MAP_ATOMIC. Its errors are lost then: call unmap() to see them.
 template <class T> class mapping {
     static_assert(std::is_trivially_copyable_v<T>, "mojim: a mapped file is plain bytes");
 
@@ -431,7 +447,7 @@ public:
     T &operator[](std::size_t i) const noexcept { return data_[i]; }
     T *begin() const noexcept { return data_; }
     T *end() const noexcept { return data_ + n_; }
-    /// Commits n elements from the first on; all to the end, if n is left out.
+    /// Commits n elements from the first on. If n is left out, all to the end.
     void sync(std::size_t first = 0, std::size_t n = SIZE_MAX) {
         if (first > n_ || (n != SIZE_MAX && n > n_ - first))
             throw error(EINVAL, "mojim: the mapping has fewer elements");
@@ -446,8 +462,9 @@ private:
     std::size_t n_ = 0;
 };
 
-/// Commits several objects of one volume, atomically together (gmsync): their own bytes, so what is no
-/// plain bytes is refused. A container's elements lie elsewhere: commit its heap.
+/// Commits several objects of one volume, atomically together (gmsync). It commits their own bytes,
+/// so the compiler refuses an object that is not plain bytes. A container's elements lie elsewhere:
+/// commit its heap.
 template <class... T> void sync(const T &...objects) {
     static_assert((std::is_trivially_copyable_v<T> && ...),
                   "mojim: sync() commits an object's own bytes, and this one has others: commit its heap");
@@ -458,8 +475,8 @@ template <class... T> void sync(const T &...objects) {
         detail::fail();
 }
 
-/// A persistent heap (mojim_heap_open). Closed with the object. With MOJIM_HEAP_EXACT only transactions
-/// of mojim_tx.h change it: a container cannot, for it does not tell what it stores.
+/// A persistent heap (mojim_heap_open). It is closed with the object. With MOJIM_HEAP_EXACT only
+/// transactions of mojim_tx.h change it. A container cannot, for it does not tell its stores.
 class heap {
 public:
     explicit heap(volume &v, const std::string &file, std::size_t capacity = 0, void *address = nullptr,
@@ -485,14 +502,14 @@ public:
     }
     mojim_heap_t *get() const noexcept { return handle_; }
 
-    /// Commits all that was stored (mojim_heap_sync). EINVAL within mojim::atomically, of which it would
-    /// commit half.
+    /// Commits all stores in the heap (mojim_heap_sync). EINVAL within mojim::atomically, of which
+    /// it would commit half.
     void sync() {
         check_outside();
         if (mojim_heap_sync(handle_) != 0)
             detail::fail();
     }
-    /// Undoes all that was stored since (mojim_heap_rollback).
+    /// Undoes all stores since the last commit (mojim_heap_rollback).
     void rollback() {
         check_outside();
         if (mojim_heap_rollback(handle_) != 0)
@@ -506,10 +523,11 @@ public:
             detail::fail();
         return static_cast<T *>(p);
     }
-    /// The root of this name. If it is not there, it is made from `arguments`: within mojim::atomically of this
-    /// heap, or a transaction that is open, as a part of that. Elsewhere it is committed at once, with all that was
-    /// stored in the heap before (with MOJIM_HEAP_EXACT: alone), so no rollback takes it away. If that
-    /// commit fails it throws; the root is there then, and the next commit has it.
+    /// The root of this name. If it is not there, it is made from `arguments`:
+    ///   - Within mojim::atomically of this heap, or an open transaction, it is a part of that.
+    ///   - Elsewhere it is committed at once, with all earlier stores in the heap (with
+    ///     MOJIM_HEAP_EXACT: alone). So no rollback takes it away. If that commit fails the call
+    ///     throws. The root is there then, and the next commit has it.
     template <class T, class... A> T &root(const std::string &name, A &&...arguments);
     /// Makes an object. A container in it gets the heap as its allocator's.
     template <class T, class... A> T *make(A &&...arguments);
@@ -521,7 +539,7 @@ public:
                 detail::fail();
         }
     }
-    /// Takes a root away; the object is ended.
+    /// Takes a root away, and ends the object.
     template <class T> void remove_root(const std::string &name) {
         if (T *p = find<T>(name)) {
             if (mojim_root_set(handle_, name.c_str(), nullptr, nullptr) != 0)
@@ -543,14 +561,15 @@ private:
     bool in_block_ = false; // of mojim::atomically
 };
 
-/// An allocator for containers of the standard library and of Boost, which allocates in a heap. A container
-/// keeps it, so it holds the heap's address, which is the same in each run. Made without arguments: of
-/// the heap whose mojim::atomically, root() or make() the thread is in, else of the heap that was opened
-/// first. Throws mojim::bad_alloc.
+/// An allocator for containers of the standard library and of Boost. It allocates in a heap, and
+/// throws mojim::bad_alloc. A container keeps it. It holds the heap's address, which is the same in
+/// each run. Made without arguments, it has one of these heaps:
+///   - the heap whose mojim::atomically, root() or make() the thread is in,
+///   - else the heap that was opened first.
 template <class T> class allocator {
 public:
     using value_type = T;
-    // What containers written before C++11 (Google's dense hash map) ask the allocator itself for.
+    // Containers written before C++11 (Google's dense hash map) ask the allocator itself for these.
     using pointer = T *;
     using const_pointer = const T *;
     using reference = std::add_lvalue_reference_t<T>;
@@ -579,7 +598,7 @@ public:
             throw bad_alloc();
         return static_cast<T *>(p);
     }
-    /// What is no block is left as it is: a destructor cannot throw.
+    /// A pointer to no block is ignored: a destructor cannot throw.
     void deallocate(T *p, std::size_t) noexcept { mojim_free(p); }
     size_type max_size() const noexcept { return PTRDIFF_MAX / sizeof(T); }
     /// The heap's address.
@@ -646,7 +665,7 @@ template <class T, class... A> T &heap::root(const std::string &name, A &&...arg
         return *p;
     if (!exact_) {
         T &made = make_root<T>(name, std::forward<A>(arguments)...);
-        // A rollback must not end what the caller has a reference to.
+        // The caller has a reference to the root: a rollback must not end it.
         if (!in_block_ && !mojim_tx_is_open())
             sync();
         return made;
@@ -662,7 +681,7 @@ template <class T, class... A> T &heap::root(const std::string &name, A &&...arg
     }
     while (mojim_tx_commit() != 0) {
         const error why(errno);
-        // What is in doubt cannot be aborted: then the commit is tried again.
+        // A transaction in doubt cannot be aborted: then the commit is tried again.
         if (mojim_tx_abort() == 0 || errno != ETIMEDOUT)
             throw why;
     }
@@ -691,7 +710,7 @@ public:
         if (mojim_heap_sync(heap_.get()) != 0)
             fail();
     }
-    // Within a handler. Transactions that are open were begun within the block.
+    // Called within a handler. Open transactions were begun within the block.
     [[noreturn]] void undo() {
         while (mojim_tx_is_open() && mojim_tx_abort() == 0) {
         }
@@ -706,16 +725,19 @@ private:
 };
 } // namespace detail
 
-/// Runs `f`, then commits the heap: all that `f` did is durable and replicated when this returns, or,
-/// after a crash, none of it is. Returns what `f` returns, a reference where that is one.
-///   - If `f` throws, all that was stored in the heap since its last commit is undone, and the
-///     exception goes on. If that fails, a mojim::error is thrown, in which the exception is nested
-///     (std::rethrow_if_nested): what `f` stored may be there still, and the next commit commits it. After
-///     EIO the heap can only be closed.
-///   - If the commit fails it throws, and memory stays as `f` left it: the next one commits it.
-///     After ETIMEDOUT it may be committed already: do not do it again, but call sync() until it succeeds.
-/// One thread at a time. EINVAL, before `f` runs, within itself (of the same heap) or in a transaction
-/// of mojim_tx.h, also one of another heap; EOPNOTSUPP with MOJIM_HEAP_EXACT; EROFS of a reader's heap.
+/// Runs `f`, then commits the heap. When this returns, all that `f` did is durable and replicated.
+/// After a crash all of it is there, or none. Returns the result of `f`, a reference where that is
+/// one. One thread at a time.
+///   - If `f` throws, all stores in the heap since its last commit are undone, and the exception
+///     goes on. If the undoing fails, a mojim::error is thrown, in which the exception is nested
+///     (std::rethrow_if_nested). The stores of `f` may be there still, and the next commit commits
+///     them. After EIO the heap can only be closed.
+///   - If the commit fails it throws, and memory stays as `f` left it. The next one commits it.
+///   - After ETIMEDOUT it may be committed already: do not do it again, but call sync() until it
+///     succeeds.
+///   - These errors are thrown before `f` runs. EINVAL: within itself (of the same heap), or in a
+///     transaction of mojim_tx.h, also one of another heap. EOPNOTSUPP: with MOJIM_HEAP_EXACT.
+///     EROFS: for a reader's heap.
 template <class F> auto atomically(heap &h, F &&f) -> decltype(std::forward<F>(f)()) {
     using R = decltype(std::forward<F>(f)());
     detail::block b(h);
@@ -738,7 +760,8 @@ template <class F> auto atomically(heap &h, F &&f) -> decltype(std::forward<F>(f
 
 } // namespace mojim
 
-/// As of a std::string. (The standard library, before that of GCC 13, hashes strings of std::allocator only.)
+/// The hash is that of a std::string. (The standard library, before that of GCC 13, hashes strings
+/// of std::allocator only.)
 template <> struct std::hash<mojim::string> {
     std::size_t operator()(const mojim::string &s) const noexcept {
         return std::hash<std::string_view>()({s.data(), s.size()});
