@@ -7,7 +7,7 @@
 //   mojim::volume v{"mojim.toml", "a"};
 //   mojim::heap h{v, "people"};
 //   auto &ages = h.root<mojim::map<mojim::string, int>>("ages");   // made if it is not there
-//   mojim::atomically(h, [&] { ages["Ada"] = 36; });               // durable, replicated, or undone
+//   mojim::atomically(h, [&] { ages["Ada"] = 36; });               // durable, replicated or undone
 //
 // CAVEATS FIRST
 //
