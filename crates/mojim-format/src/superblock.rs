@@ -55,7 +55,7 @@ pub struct EpochStart {
     pub first_lsn: u64,
 }
 
-/// The primary and the mirror of an epoch (`docs/reference/protocol.md`, "Views in a register").
+/// The primary and the mirror of an epoch (`docs/reference/views.md`, "Views in a register").
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
     /// Number of the view; 0 before the first.

@@ -1,6 +1,6 @@
 //! Promotion of this node on an operator's word: through the register, and by hand.
 //!
-//! Owns the request `promote` (`docs/reference/protocol.md`, "Requests"): what it asks the other
+//! Owns the request `promote` (`docs/reference/requests.md`, "Requests"): what it asks the other
 //! nodes, and what it checks here. `mojim_protocol::promotion` judges whether a promotion
 //! by hand is allowed.
 

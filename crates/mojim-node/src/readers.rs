@@ -1,7 +1,7 @@
 //! What a node that follows answers its readers: what its data area shows, as of one LSN,
 //! and the records after the LSN that the reader shows.
 //!
-//! Owns the request `read` (`docs/reference/protocol.md`, "Readers"). A reader is a
+//! Owns the request `read` (`docs/reference/requests.md`, "Readers"). A reader is a
 //! process of this host that maps the volume's files (`mojim::reader`).
 //!
 //! Invariants:

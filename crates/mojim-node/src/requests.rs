@@ -1,6 +1,6 @@
 //! What a node answers: status, views, and which request a peer may make.
 //!
-//! Owns the meaning of requests (`docs/reference/protocol.md`, "Requests"); `lib.rs` accepts their
+//! Owns the meaning of requests (`docs/reference/requests.md`, "Requests"); `lib.rs` accepts their
 //! links. Requests about the bytes of data files are in `contents`, those of readers in
 //! `readers`, `promote` in `promote`, `settle` and `give_way` in `heal`.
 

@@ -8,7 +8,7 @@
 //! view before it, and only with members that hold all of them
 //! ([`Register::force`] excepted).
 //!
-//! Mojim 4.3; docs/reference/protocol.md, "Views in a register".
+//! Mojim 4.3; docs/reference/views.md, "Views in a register".
 
 use serde::{Deserialize, Serialize};
 

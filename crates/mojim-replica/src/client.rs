@@ -1,7 +1,7 @@
 //! Asks a node questions, for the command, programs, readers and other nodes.
 //!
 //! One request, one answer, both JSON inside a frame. Bytes follow the answer's text if
-//! the request asks for them (`docs/reference/protocol.md`, "Requests").
+//! the request asks for them (`docs/reference/requests.md`, "Requests").
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What programs, nodes and the command ask a node (`docs/reference/protocol.md`, "Requests").
+//! What programs, nodes and the command ask a node (`docs/reference/requests.md`, "Requests").
 //!
 //! Owns the requests, and the answers by which a node or program decides. Each is one
 //! JSON object: the field `what` names the request, `cluster` the cluster that is meant.
@@ -27,7 +27,7 @@ pub struct Question<R = Request> {
 /// numbers; `volume` is a volume's name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the fields are those of docs/reference/protocol.md")]
+#[allow(missing_docs, reason = "the fields are those of docs/reference/requests.md")]
 pub enum Request {
     /// Whether the daemon answers: `true`.
     Pulse,
@@ -336,7 +336,7 @@ mod tests {
             .map_err(|e| e.to_string())
     }
 
-    /// The conversation of docs/reference/protocol.md, as older builds speak it too.
+    /// The conversation of docs/reference/requests.md, as older builds speak it too.
     #[test]
     fn requests_are_what_the_protocol_says() {
         let volume = || "v".to_owned();

@@ -1,7 +1,7 @@
 //! A reader's questions to its node.
 //!
 //! Owns a connection to the daemon's Unix socket, which is made again after it
-//! broke, and the form of the request `read` (`docs/reference/protocol.md`, "Readers").
+//! broke, and the form of the request `read` (`docs/reference/requests.md`, "Readers").
 
 use std::sync::Arc;
 use std::time::Duration;
