@@ -1,4 +1,11 @@
 //! The configuration file: one TOML text that names a cluster's volumes and nodes.
+//!
+//! # Tour
+//!
+//! `types.rs` has what a file says, with defaults. `read.rs` lists the keys and reads the file,
+//! `read/volume.rs` the sections of volumes. `read/places.rs` looks at the nodes' places.
+//! `values.rs` reads single values, such as times. `syntax.rs` checks the text before the TOML
+//! parser sees it. `config.rs` of `mojim-cli` shows a configuration: a new key is added there, too.
 
 pub mod key_files;
 mod read;

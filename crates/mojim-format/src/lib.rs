@@ -9,8 +9,10 @@
 //! Decoding never trusts its input: every length is checked before it is used,
 //! and nothing is allocated in proportion to a number that was merely read.
 //!
-//! Records are in `record.rs` and its neighbours. `piece.rs` of `mojim-replica` encodes a sync point as
-//! one. A change of the bytes changes `FORMAT_VERSION`, `WIRE_VERSION` or `SUPERBLOCK_VERSION`.
+//! Records are in `record.rs` and its neighbours. `piece.rs` of `mojim-replica` encodes a sync
+//! point as one. `frame.rs` has the kinds of frames and their limits, `message.rs` their bodies and
+//! the codes of a refusal. `docs/reference/protocol.md` says which code handles a frame. A change
+//! of the bytes changes `FORMAT_VERSION`, `WIRE_VERSION` or `SUPERBLOCK_VERSION`.
 
 pub mod bytes;
 pub mod catalog;

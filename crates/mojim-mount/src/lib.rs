@@ -17,10 +17,11 @@
 //!
 //! The process of the mount is the volume's primary, and has no working copy. A sync point begins
 //! in a thread of FUSE when a program syncs, and in a thread of its own every `--commit-interval`.
-//! `calls` decodes the kernel's requests, `fuse` makes them calls of `fs`. `commit` has the sync
-//! points, `tree` the names, `names` the order in which one sync point changes them. `overlay` has
-//! a file's bytes that are not applied, `cells` the file of names, `lost` what could not be taken,
-//! `room` the disk's room.
+//! `calls` decodes the kernel's requests, `fuse` makes them calls of `fs`. Its trait `Calls` has a
+//! method for each kind: `fuse` implements it for a mount, `read` for a mount that only shows.
+//! `commit` has the sync points, `tree` the names, `names` the order in which one sync point
+//! changes them. `overlay` has a file's bytes that are not applied, `cells` the file of names,
+//! `lost` what could not be taken, `room` the disk's room.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -65,7 +65,9 @@
 //! `peer_link.rs` has the phases, for a mirror and for a backup. `handshake.rs` opens the lanes for
 //! both, with `session/lanes.rs` and `LaneServer::accept` in `mirror/lane.rs`. `session/agree.rs`
 //! acts on what `mojim_protocol::reconcile` decides. The files in `tests/transcripts/` hold whole
-//! conversations. Any failure closes all links and begins again.
+//! conversations. Any failure closes all links and begins again. A node that refuses a link says
+//! why by a `RefuseCode`, in `mirror.rs` or in `mojim-node`. `refused` in `session/agree.rs` and in
+//! `backup_session.rs` acts on it.
 //!
 //! A mirror that comes back gets the records above its tail while the primary's log has them, after
 //! the spill files that they name. Otherwise it gets a copy (`session/transfer.rs`). `plan_for` in
@@ -96,7 +98,8 @@
 //!
 //! # Threads that wait
 //!
-//! `spinner.rs` says how long a poll is worth it, `courtesy.rs` when to yield. At a mirror
+//! `spinner.rs` says how long a poll is worth it, `courtesy.rs` when to yield. A program's loop is
+//! in `primary/group.rs`, that of a mirror's lane in `serve_lane` of `mojim-node`. At a mirror
 //! `company.rs` says whether several threads send, and `apart.rs` keeps the two ends of a link on
 //! one host on different processors.
 

@@ -12,8 +12,10 @@
 //!
 //! Apart from that world, [`shadow`] enumerates what persistent memory may have.
 //!
-//! Faults of disk and network are `Faults` in `ctx.rs`, then `disk.rs`, `net.rs` and `rot.rs`.
-//! Those of a node or an operator are `cluster/trouble.rs` and `cluster/operator.rs`.
+//! The rates of faults are `Faults` in `ctx.rs`. Reads, writes and syncs fail in `world/file.rs`,
+//! and syncs of directories and file systems in `world/env.rs`. `disk.rs` has write-back, and what
+//! a loss of power leaves. The network's faults are in `net.rs`, damaged logs in `rot.rs`. Those of
+//! a node or an operator are `cluster/trouble.rs` and `cluster/operator.rs`.
 
 // Node numbers index several arrays at once.
 #![allow(clippy::needless_range_loop)]

@@ -1,7 +1,7 @@
 //! Writing back: what is committed goes from the log to the data files, and what the loss
 //! of the mirror puts at risk meanwhile.
 //!
-//! Owns the pace of checkpoints.
+//! Owns when a primary applies and checkpoints. `pace.rs` owns how often its thread takes a turn.
 //!
 //! Each turn writes the primary's log first. So what `sync` acknowledges is persistent on the
 //! primary after about 1 ms, after up to 20 ms behind a pause of 50 ms, and later while a turn
