@@ -306,6 +306,9 @@ int mojim_finish(mojim_t *m);
 /* Maps `len` bytes from the start of a file. 0: all of it. A mapping that reaches beyond
  * the end of the file makes it larger (not with MOJIM_RDONLY: EINVAL).
  *
+ * The address is another one in each run: keep indices or offsets in the file. Pointers
+ * need mojim_pmap (mojim_persistent.h) or a heap (mojim_heap.h).
+ *
  * MAP_FAILED on error: EBUSY if bytes of it are mapped (caveat 2), ENOMEM if a shared
  * working copy has no room. */
 void *mojim_map(mojim_t *m, const char *file, size_t len, int flags);
@@ -428,7 +431,8 @@ int mojim_msync(void *addr, size_t len, int flags);
 #define MS_MOJIM 0x100
 
 /* Commits n ranges, of one or several regions of one volume, atomically together (Mojim,
- * Section 3.1). flags: MS_MOJIM, MS_SYNC, or both. Or MS_ASYNC, as for mojim_msync.
+ * Section 3.1). The ranges may overlap. flags: MS_MOJIM, MS_SYNC, or both. Or MS_ASYNC, as
+ * for mojim_msync.
  *
  * EINVAL if a range is negative, in no region, beyond its region, or of another volume.
  * Nothing is committed then.
