@@ -11,7 +11,7 @@
 //! `cache`; `heap`.
 //!
 //! `slabs` knows what is free, `owners` whose slab it is, `cache` what a thread keeps. `heap` has
-//! the calls, `space` what a heap needs of a volume.
+//! the calls, `heap/roots.rs` the roots, `space` what a heap needs of a volume.
 
 mod addresses;
 mod cache;
