@@ -10,7 +10,10 @@ use mojim_format::record::{MAX_OPS, MAX_RECORD};
 use mojim_format::superblock::{MAX_HISTORY, SUPERBLOCK_VERSION};
 use mojim_format::*;
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/format.md");
+const DOCUMENT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../docs/reference/format.md"
+);
 const VOLUME: u64 = 0x1122_3344_5566_7788;
 
 fn document() -> String {

@@ -27,7 +27,10 @@ pub struct Question<R = Request> {
 /// numbers; `volume` is a volume's name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the fields are those of docs/reference/requests.md")]
+#[allow(
+    missing_docs,
+    reason = "the fields are those of docs/reference/requests.md"
+)]
 pub enum Request {
     /// Whether the daemon answers: `true`.
     Pulse,
