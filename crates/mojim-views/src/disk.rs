@@ -495,7 +495,10 @@ impl Disk {
             .map_err(io(format!("making {}", dir.display())))?;
         let path = dir.join("lock");
         let lock = env.lock(&path, Locker::Node).map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => Error::Busy(format!("{}: {e}", path.display())),
+            io::ErrorKind::WouldBlock => Error::Busy(format!(
+                "node {node} already runs here: {} is {e}",
+                path.display()
+            )),
             _ => Error::io(format!("locking {}", path.display()), &e),
         })?;
         let mut kept = Kept {

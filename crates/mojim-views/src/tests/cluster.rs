@@ -474,6 +474,7 @@ fn of_two_voters_both_are_needed() {
     assert_eq!(read(&d.at("a"), "v"), register(1, "x"));
 }
 
+/// A second daemon of one name said only who held a file, and not what that means.
 #[test]
 fn what_a_start_refuses() {
     let d = Daemons::new(&["a"]);
@@ -483,6 +484,10 @@ fn what_a_start_refuses() {
         .err()
         .unwrap();
     assert!(matches!(e, Error::Busy(_)), "{e}");
+    let process = format!("held by process {}", std::process::id());
+    for words in ["node a already runs here: ", &process] {
+        assert!(e.to_string().contains(words), "{e}");
+    }
     d.stop("a");
     // A caller that still holds the stopped voter gets an error.
     let e = a.read("v").unwrap_err();
