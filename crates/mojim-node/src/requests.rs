@@ -624,7 +624,7 @@ impl Node {
         };
         if sb.state == State::Whole
             && out["error"].is_null()
-            && let Some(strangers) = self.strangers(v, &sb)
+            && let Some(strangers) = self.strangers(v)
         {
             out["strangers"] = strangers;
         }

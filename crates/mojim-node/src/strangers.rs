@@ -3,8 +3,8 @@
 //!
 //! Only looks, for `mojim status` and `mojim verify`, also while the copy is open and changes. What is
 //! said was so at two looks, and is no change of Mojim's own: those of names are in the notes and the
-//! catalogue before they are in the directory (`area/names.rs` of `mojim-store`), and sizes are
-//! compared only while nothing is applied. The time of day means nothing here.
+//! catalogue before they are in the directory (`area/names.rs` of `mojim-store`), both are read while no
+//! checkpoint changes them, and sizes are compared only while nothing is applied. The time of day means nothing here.
 //!
 //! Invariant: one look at a time for each volume, however often it is asked for.
 
@@ -28,40 +28,47 @@ use mojim_store::store::read_superblock;
 const PAUSE: Duration = Duration::from_millis(200);
 /// How long a look goes on, if there are many files.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How often the catalogue is read again, if a checkpoint came meanwhile.
+const TRIES: u32 = 20;
 /// Most files that an answer names.
 const MOST_NAMED: usize = 1000;
 
 impl Node {
-    /// What is not as the catalogue has it, if anything. `sb` is the copy's superblock.
-    pub(super) fn strangers(&self, v: &Volume, sb: &Superblock) -> Option<Value> {
+    /// What is not as the catalogue has it, if anything.
+    pub(super) fn strangers(&self, v: &Volume) -> Option<Value> {
         let held = self.of(v);
         let mut known = held.known();
         if std::mem::replace(&mut known.looks_for_strangers, true) {
             return known.strangers.clone();
         }
         drop(known);
-        let found = self.look_for_strangers(v, sb);
+        let found = self.look_for_strangers(v);
         let mut known = held.known();
         known.looks_for_strangers = false;
         known.strangers.clone_from(&found);
         found
     }
 
-    fn look_for_strangers(&self, v: &Volume, sb: &Superblock) -> Option<Value> {
+    fn look_for_strangers(&self, v: &Volume) -> Option<Value> {
         let meta = layout::meta_dir(&self.me, &v.name);
         let directory = layout::data_dir(&self.me, &v.name);
+        let superblock = || {
+            let found = read_superblock(&*self.env, &meta).ok().flatten();
+            found.filter(|sb| sb.state == State::Whole)
+        };
         let known = || {
-            let c = self.catalog(&meta).ok()?;
-            let noted = noted_names(&*self.env, &meta, c.volume, c.lsn).ok()?;
-            Some(Known {
-                files: c.files.into_iter().map(|f| (f.name, f.size)).collect(),
-                noted: noted.into_iter().collect(),
+            steady(&|| superblock().map(|sb| sb.sequence), &|| {
+                let c = self.catalog(&meta).ok()?;
+                let noted = noted_names(&*self.env, &meta, c.volume, c.lsn).ok()?;
+                Some(Known {
+                    files: c.files.into_iter().map(|f| (f.name, f.size)).collect(),
+                    noted: noted.into_iter().collect(),
+                })
             })
         };
-        let found = look_twice(&directory, &known, &|| self.at_rest(v, sb))?;
-        let same = |now: Superblock| now.sequence == sb.sequence && now.state == State::Whole;
-        let still = read_superblock(&*self.env, &meta).ok().flatten();
-        if found.is_nothing() || !still.is_some_and(same) {
+        let at_rest = || self.at_rest(v, &superblock()?);
+        let found = look_twice(&directory, &known, &at_rest)?;
+        if found.is_nothing() || superblock().is_none() {
             return None;
         }
         let named = |all: &BTreeSet<String>| json!(all.iter().take(MOST_NAMED).collect::<Vec<_>>());
@@ -95,6 +102,22 @@ impl Node {
 struct Known {
     files: HashMap<String, u64>,
     noted: HashSet<String>,
+}
+
+/// What `read` has, read while no checkpoint replaced the catalogue and cleared the notes: else a name
+/// that Mojim itself has changed might be in neither. `None` if there is no catalogue that can be read,
+/// or checkpoints follow each other faster than it is read.
+fn steady<T>(sequence: &dyn Fn() -> Option<u64>, read: &dyn Fn() -> Option<T>) -> Option<T> {
+    let mut before = sequence()?;
+    for _ in 0..TRIES {
+        let found = read();
+        let after = sequence()?;
+        if after == before {
+            return found;
+        }
+        before = after;
+    }
+    None
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -261,6 +284,34 @@ mod tests {
         let found = look_twice(dir.path(), &catalog, &moves).unwrap();
         assert_eq!(all(&found.changed), [gone, kind]);
         assert_eq!(look_twice(dir.path(), &|| None, &|| None), None);
+    }
+
+    /// A program made a file longer all the time, and each checkpoint changed the superblock: what was
+    /// found was dropped for that, look after look.
+    #[test]
+    fn what_is_found_beside_checkpoints_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("stranger"), "12345").unwrap();
+        let at = Cell::new(0);
+        let reads = Cell::new(0);
+        // The first reading of each look meets a checkpoint.
+        let catalog = || {
+            steady(&|| Some(at.get()), &|| {
+                reads.set(reads.get() + 1);
+                if reads.get() % 2 == 1 {
+                    at.set(at.get() + 1);
+                    return known(&[], &[]);
+                }
+                known(&[("f", 0)], &[])
+            })
+        };
+        let found = look_twice(dir.path(), &catalog, &|| None).unwrap();
+        assert_eq!(all(&found.unknown), ["stranger"]);
+        assert_eq!((at.get(), reads.get()), (2, 4));
+        // What is read while checkpoints go on and on may be of two of them.
+        let moves = || Some(at.replace(at.get() + 1));
+        assert!(steady(&moves, &|| known(&[], &[])).is_none());
+        assert!(steady(&|| None, &|| known(&[], &[])).is_none());
     }
 
     /// What was so at one look only is Mojim's own work.

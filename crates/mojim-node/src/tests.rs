@@ -705,6 +705,43 @@ fn a_copy_that_found_no_room_is_looked_at_again() {
     assert!(a.node.of(&v).known().ill.is_none());
 }
 
+/// A file that somebody had put there was not named in eight looks of eight: each checkpoint changes the
+/// superblock, and what a look had found meanwhile was dropped.
+#[test]
+fn strangers_are_seen_while_the_superblock_changes() {
+    let place = Place::new();
+    place.has_a_copy();
+    let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+    let me = place.config.node("a").unwrap();
+    let v = place.config.volumes["v"].clone();
+    let a = place.start();
+    std::fs::write(layout::data_dir(me, "v").join("stranger"), "x").unwrap();
+    let sequence = || {
+        let sb = read_superblock(&*env, &layout::meta_dir(me, "v"));
+        sb.unwrap().unwrap().sequence
+    };
+    let over = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            // Each opening changes it, as a checkpoint does.
+            while !over.load(SeqCst) {
+                let spec = layout::store(&place.config, me, &v, Locker::Program);
+                drop(Store::open(&env, spec));
+            }
+        });
+        let begun = std::time::Instant::now();
+        let found = loop {
+            let before = sequence();
+            let found = a.node.strangers(&v).filter(|_| sequence() != before);
+            if found.is_some() || begun.elapsed() > Duration::from_secs(60) {
+                break found;
+            }
+        };
+        over.store(true, SeqCst);
+        assert_eq!(found.expect("it is seen")["unknown"], json!(["stranger"]));
+    });
+}
+
 /// The daemon noted that it heals a copy for a moment longer than it did: a program that had attached by then
 /// was attached to nobody, and another node could be promoted beside it.
 #[test]
