@@ -28,7 +28,6 @@ pub mod append;
 pub mod ask;
 mod below;
 pub mod beside;
-mod carry;
 mod clean;
 pub mod compare;
 mod config;
@@ -37,6 +36,7 @@ pub mod failure;
 mod guard;
 mod heap;
 mod heard;
+mod import_export;
 mod interval;
 mod keys;
 mod linked;
@@ -87,8 +87,8 @@ enum Word {
     Node(node::Node),
     Run(run::Run),
     Mount(mount::Mount),
-    Import(carry::Import),
-    Export(carry::Export),
+    Import(import_export::Import),
+    Export(import_export::Export),
     Status(status::Status),
     Promote(promote::Promote),
     Verify(verify::Verify),
@@ -106,7 +106,7 @@ enum Word {
     #[command(name = "__append", hide = true)]
     Append(append::Append),
     #[command(name = "__carry", hide = true)]
-    Carry(carry::Carry),
+    Carry(import_export::Carry),
 }
 
 /// The command line, for what is generated from it.

@@ -12,7 +12,7 @@ use mojim_format::message::{CopyBegin, CopyData, CopyFile, CopySums, Message};
 use mojim_format::{CatalogEntry, Frame, FrameKind, State};
 use mojim_protocol::History;
 
-use crate::pass::answers_are_taken;
+use crate::copy_pass::answers_are_taken;
 use mojim_env::wire::{Wire, bad};
 use mojim_env::{Error, Result};
 use mojim_store::store::Store;

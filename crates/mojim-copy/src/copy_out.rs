@@ -23,7 +23,7 @@ use std::time::Duration;
 use mojim_format::message::{COPY_PAGE, CopyBegin, CopyHave, CopyWant, Message};
 use mojim_format::{CatalogEntry, FrameKind};
 
-use crate::pass::{COPY_BACKLOG, COPY_CHUNK, Failure, Part, Pass, Went, send};
+use crate::copy_pass::{COPY_BACKLOG, COPY_CHUNK, CopyPass, Failure, Part, Went, send};
 use crate::stream::StreamOut;
 use mojim_env::wire::{Wire, bad};
 use mojim_env::{Address, Error, Result};
@@ -45,7 +45,7 @@ pub struct CopyOut {
     /// Changed pages at the beginning of this round of sending them, and how
     /// many of them are left.
     round: (usize, usize),
-    pass: Arc<Pass>,
+    pass: Arc<CopyPass>,
     /// What the session's own link carries of the pass.
     part: Part,
     /// The copy's number.
@@ -91,7 +91,7 @@ impl CopyOut {
             watch,
             pause: None,
             round: (usize::MAX, 0),
-            pass: Arc::new(Pass::new(files)),
+            pass: Arc::new(CopyPass::new(files)),
             part: Part::default(),
             copy: begin.copy,
             to: to.filter(|_| several).cloned(),

@@ -4,10 +4,10 @@
 //! receiver answers. Whether a copy is needed, who gives it, and what follows it is
 //! `mojim-replica`'s; where its bytes are staged is `mojim-store`'s.
 //!
-//! Out: `copy_out.rs`, `pass.rs`. Both ends of the streams beside the session's link: `stream.rs`.
+//! Out: `copy_out.rs`, `copy_pass.rs`. Both ends of the streams beside the session's link: `stream.rs`.
 //! In: `copy_in.rs`, then `store/load.rs` and `stage.rs` of `mojim-store`.
 
 pub mod copy_in;
 pub mod copy_out;
-pub mod pass;
+pub mod copy_pass;
 pub mod stream;

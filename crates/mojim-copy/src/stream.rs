@@ -23,7 +23,7 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
 
-use crate::pass::{COPY_BACKLOG, Failure, Part, Pass, Went, answers_are_taken};
+use crate::copy_pass::{COPY_BACKLOG, CopyPass, Failure, Part, Went, answers_are_taken};
 use mojim_env::threads::block_signals;
 use mojim_env::wire::{Wire, bad};
 use mojim_env::{Conn, Error, Result};
@@ -52,7 +52,7 @@ enum State {
 /// The sending end.
 pub struct StreamOut {
     store: Arc<Store>,
-    pass: Arc<Pass>,
+    pass: Arc<CopyPass>,
     wire: Wire,
     epoch: u64,
     part: Part,
@@ -65,7 +65,7 @@ impl StreamOut {
     /// Opens a stream for copy number `copy`, whose first pass is `pass`.
     pub fn open(
         store: &Arc<Store>,
-        pass: &Arc<Pass>,
+        pass: &Arc<CopyPass>,
         conn: Arc<dyn Conn>,
         epoch: u64,
         copy: u64,

@@ -13,7 +13,7 @@ use mojim_format::FormatError;
 use mojim_format::bytes::Reader;
 use rustix::io::Errno;
 
-use crate::cells::Time;
+use crate::name_table::Time;
 use crate::reply::{Reply, Transport};
 
 /// Numbers of requests.

@@ -25,9 +25,9 @@ use mojim_env::{Error, File};
 use rustix::io::Errno;
 
 use crate::at_once::{may_pause, may_read};
-use crate::cells::{Attributes, Kind, Time};
 use crate::flags::Flags;
 use crate::lost::Lost;
+use crate::name_table::{Attributes, Kind, Time};
 use crate::overlay::{BLOCK, Overlay};
 use crate::room::Room;
 use crate::switch::Uring;

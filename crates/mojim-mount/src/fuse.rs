@@ -16,12 +16,12 @@ use mojim::Batch;
 use rustix::io::Errno;
 
 use crate::Shared;
+use crate::asker_affinity::AskerAffinity;
 use crate::at_once::{WOULD_WAIT, anew, at_once, by_disk};
-use crate::beside::Beside;
 use crate::calls::{Call, Calls, New, Request, Setting, When, write};
-use crate::cells::{Kind, Time};
 use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, lock, now};
 use crate::init;
+use crate::name_table::{Kind, Time};
 use crate::reply::{Attr, Entries, Found, Reply, Space, opened};
 use crate::tree::{Asker, Opened, Renames};
 
@@ -58,7 +58,7 @@ pub(crate) struct Server {
     /// Directories that are being read: what was in them when the reading began.
     readings: Mutex<HashMap<u64, Arc<Vec<Entry>>>>,
     next: AtomicU64,
-    beside: Beside,
+    affinity: AskerAffinity,
 }
 
 fn asker(req: &Request<'_>) -> Asker {
@@ -140,14 +140,14 @@ impl Server {
             shared,
             readings: Mutex::default(),
             next: AtomicU64::new(1),
-            beside: Beside::new(),
+            affinity: AskerAffinity::new(),
         }
     }
 
     /// The file system, to answer `req`.
     fn fs(&self, req: &Request<'_>) -> &Fs {
         if !req.by.is_beside() {
-            self.beside.answer(req.pid);
+            self.affinity.answer(req.pid);
         }
         &self.shared.fs
     }

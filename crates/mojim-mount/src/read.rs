@@ -22,12 +22,12 @@ use mojim_env::Error;
 use rustix::io::Errno;
 
 use crate::calls::{Call, Calls, Request};
-use crate::cells::Kind;
 use crate::directory;
 use crate::flags::{self, Flags};
 use crate::fs::{Entry, Result, Seen, lock, now};
 use crate::fuse::{attr, kind};
 use crate::init;
+use crate::name_table::Kind;
 use crate::reply::{Entries, Found, Reply, Space, opened};
 use crate::session::{Session, Setup};
 use crate::switch::Uring;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mojim_format::bytes::Writer;
 use rustix::io::Errno;
 
-use crate::cells::Time;
+use crate::name_table::Time;
 
 /// The way by which a request came, and its answer goes.
 pub(crate) trait Transport: Send + Sync {

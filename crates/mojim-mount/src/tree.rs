@@ -18,7 +18,7 @@ use mojim_format::MAX_FILE_NAME;
 use mojim_format::catalog::valid_file_name;
 use rustix::io::Errno;
 
-use crate::cells::{
+use crate::name_table::{
     Attributes, Cell, Kind, MOST_NAME, MOST_TARGET, MOST_VALUE, Place, Places, Time,
 };
 use crate::names::{Names, REMOVED};

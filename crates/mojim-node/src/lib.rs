@@ -78,7 +78,6 @@ use mojim_protocol::may_promise;
 use mojim_protocol::view::{Member, Register};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
-use mojim_replica::courtesy::Courtesy;
 use mojim_replica::layout;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
@@ -86,6 +85,7 @@ use mojim_replica::mirror::{Mirror, Refusal, refuse, superseded};
 use mojim_replica::pace::{Pace, Pacer};
 use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
+use mojim_replica::yield_policy::YieldPolicy;
 use mojim_store::store::{Store, StoreSpec, read_superblock};
 
 use held::{Held, lock};
@@ -961,14 +961,14 @@ impl Node {
             }
         };
         let mut spinner = Spinner::learning(spin);
-        let courtesy = Courtesy::default();
+        let yield_policy = YieldPolicy::default();
         let ended = loop {
             match lane.step() {
                 Ok(Step::Moved) => spinner.hit(&*self.env),
                 Ok(Step::Nothing) => {
                     if spinner.spin(&*self.env) {
                         if spinner.gives_way() || lane.gives_way() {
-                            courtesy.give_way(&*self.env);
+                            yield_policy.give_way(&*self.env);
                         }
                         std::hint::spin_loop();
                     } else if let Err(e) = lane.wait(Duration::from_millis(200)) {

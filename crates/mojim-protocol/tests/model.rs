@@ -782,7 +782,7 @@ impl Step<'_> {
                 if member && !attach {
                     p.member = false;
                     node.view.mirror = JOINING;
-                    self.lean_on_own_log(n);
+                    self.commit_locally(n);
                 }
                 let node = self.node(n);
                 if attach {
@@ -928,7 +928,7 @@ impl Step<'_> {
     fn give_up_mirror(&mut self, n: u8) {
         let me = self.me(n).member();
         self.p(n).member = false;
-        self.lean_on_own_log(n);
+        self.commit_locally(n);
         let reg = self.s.reg.register();
         let there = reg.is_primary(&me) && reg.mirror.is_none();
         let broken = self.m.broken;
@@ -939,8 +939,8 @@ impl Step<'_> {
         }
     }
 
-    /// `Session::lean_on_own_log`.
-    fn lean_on_own_log(&mut self, n: u8) {
+    /// `Session::commit_locally`.
+    fn commit_locally(&mut self, n: u8) {
         let node = self.node(n);
         node.kept = node.tail();
         let p = node.program();

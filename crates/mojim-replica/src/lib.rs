@@ -98,21 +98,20 @@
 //!
 //! # Threads that wait
 //!
-//! `spinner.rs` says how long a poll is worth it, `courtesy.rs` when to yield. A program's loop is
+//! `spinner.rs` says how long a poll is worth it, `yield_policy.rs` when to yield. A program's loop is
 //! in `primary/group.rs`, that of a mirror's lane in `serve_lane` of `mojim-node`. At a mirror
-//! `company.rs` says whether several threads send, and `apart.rs` keeps the two ends of a link on
+//! `lane_concurrency.rs` says whether several threads send, and `core_placement.rs` keeps the two ends of a link on
 //! one host on different processors.
 
-mod apart;
 pub mod attach;
 pub mod backup_progress;
 pub mod backup_session;
 pub mod client;
-mod company;
-pub mod courtesy;
+mod core_placement;
 pub mod fallback_timer;
 mod handshake;
 pub mod holders;
+mod lane_concurrency;
 pub mod layout;
 pub mod link;
 pub mod mirror;
@@ -127,3 +126,4 @@ mod spill_out;
 pub mod spinner;
 pub mod told;
 pub mod view_client;
+pub mod yield_policy;

@@ -45,12 +45,12 @@ use mojim_format::{Level, OP_LEN, RECORD_OVERHEAD, RecordWriter, State, View};
 use mojim_protocol::{AckRule, Marks, Patience, Prefix, Verdict};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
-use crate::courtesy::Courtesy;
 use crate::handshake::too_long;
 use crate::link::{COPY_SILENCE, Rx, Tx};
 use crate::piece::Piece;
 use crate::spill_out::SpillFile;
 use crate::spinner::Spinner;
+use crate::yield_policy::YieldPolicy;
 use mojim_config::WriteBack;
 use mojim_env::alone::Alone;
 use mojim_env::event::Event;
@@ -201,7 +201,7 @@ pub struct Primary {
     pub done: Alone<Event>,
     /// Threads that wait for their sync points.
     waiters: Waiters,
-    courtesy: Courtesy,
+    yield_policy: YieldPolicy,
     /// The link thread.
     pub link_work: Event,
     /// The checkpoint thread.
@@ -324,7 +324,7 @@ impl Primary {
             lanes,
             done: Alone::default(),
             waiters: Waiters::default(),
-            courtesy: Courtesy::default(),
+            yield_policy: YieldPolicy::default(),
             link_work: Event::default(),
             checkpoint_work: Arc::default(),
             link_up: AtomicBool::new(false),

@@ -399,7 +399,7 @@ impl Session {
         let moved = self.hear_register(now)?;
         self.give_up_mirror(now)?;
         self.keep_lease(now);
-        self.outbid_backup(now);
+        self.raise_epoch_for_backup(now);
         self.policy.primary.other_end.set_copying(self.is_copying());
         Ok(Some(moved))
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use mojim_format::FrameKind;
 use mojim_format::message::CopyData;
 
-use mojim_copy::pass::{COPY_BACKLOG, COPY_CHUNK};
+use mojim_copy::copy_pass::{COPY_BACKLOG, COPY_CHUNK};
 use mojim_env::wire::Wire;
 use mojim_env::{Error, File, Result};
 

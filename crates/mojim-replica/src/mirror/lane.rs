@@ -4,8 +4,8 @@
 //! gap, as durably as it says.
 
 use super::*;
-use crate::apart::Apart;
-use crate::company::Company;
+use crate::core_placement::CorePlacement;
+use crate::lane_concurrency::LaneConcurrency;
 use crate::link::{POLLS_OF_MEMORY, POLLS_OF_STREAM};
 use mojim_store::log::Log;
 
@@ -78,8 +78,8 @@ pub struct LaneServer {
     /// nothing was taken since.
     said: Option<Duration>,
     polls: u32,
-    company: Company,
-    apart: Apart,
+    concurrency: LaneConcurrency,
+    placement: CorePlacement,
 }
 
 impl LaneServer {
@@ -149,8 +149,8 @@ impl LaneServer {
             unsent: None,
             said: None,
             polls: 0,
-            company: Company::default(),
-            apart: Apart::default(),
+            concurrency: LaneConcurrency::default(),
+            placement: CorePlacement::default(),
         })
     }
 
@@ -162,7 +162,7 @@ impl LaneServer {
     /// Nothing came: whether other threads should have the processor before the next poll.
     #[inline]
     pub fn gives_way(&mut self) -> bool {
-        self.company.gives_way(match self.source {
+        self.concurrency.gives_way(match self.source {
             Feed::Ring(_) => POLLS_OF_MEMORY,
             Feed::Stream(_) => POLLS_OF_STREAM,
         })
@@ -172,12 +172,12 @@ impl LaneServer {
     /// on this host the processors do not suffice, and who is where matters less than who waits.
     #[inline]
     fn took(&mut self, records: u32) {
-        self.company.took(records);
-        if !self.company.is_there() {
+        self.concurrency.took(records);
+        if !self.concurrency.is_there() {
             let env = &**self.mirror.store.env();
             match &self.source {
-                Feed::Ring(ring) => self.apart.step(env, 32, || ring.processor()),
-                Feed::Stream(_) => self.apart.step(env, 4, || self.conn.processor()),
+                Feed::Ring(ring) => self.placement.step(env, 32, || ring.processor()),
+                Feed::Stream(_) => self.placement.step(env, 4, || self.conn.processor()),
             }
         }
     }

@@ -120,7 +120,7 @@ impl Primary {
             if committed != seen {
                 (since, seen) = (now, committed);
             }
-            if now - since >= self.look() || !self.courtesy.give_way(env) {
+            if now - since >= self.look() || !self.yield_policy.give_way(env) {
                 return Ok(false);
             }
         }
@@ -215,7 +215,7 @@ impl Primary {
     fn end_turn(&self, lane: usize) {
         let turns = self.lanes[lane].turns.fetch_add(1, Relaxed);
         if turns.is_multiple_of(TURNS) {
-            self.courtesy.give_way(&**self.store.env());
+            self.yield_policy.give_way(&**self.store.env());
         }
     }
 
@@ -265,7 +265,7 @@ impl Primary {
         let env = &**self.store.env();
         let polls_on = slot.spinner.spin(env);
         if polls_on && slot.spinner.gives_way() {
-            self.courtesy.give_way(env);
+            self.yield_policy.give_way(env);
         }
         polls_on
     }
@@ -281,7 +281,7 @@ impl Primary {
         if self.spec.spin.is_zero() || now - *since.get_or_insert(now) >= LOOK {
             return false;
         }
-        self.courtesy.give_way(env);
+        self.yield_policy.give_way(env);
         true
     }
 

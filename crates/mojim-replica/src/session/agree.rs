@@ -205,7 +205,7 @@ impl Session {
             return Ok(());
         }
         if self.policy.member {
-            self.lean_on_own_log()?;
+            self.commit_locally()?;
             let store = &self.policy.primary.store;
             store.update(|s| s.view.mirror = JOINING.into())?;
             self.policy.member = false;

@@ -175,13 +175,13 @@ impl Session {
         match &r {
             Ok(()) => {}
             Err(e @ Error::Stale(_)) => self.policy.fatal = Some(e.clone()),
-            Err(_) => self.leap(),
+            Err(_) => self.skip_epochs(),
         }
         r
     }
 
     /// The next try begins an epoch that the register does not know yet.
-    pub(super) fn leap(&mut self) {
+    pub(super) fn skip_epochs(&mut self) {
         if let Some(views) = &self.policy.views {
             let next = self
                 .policy
@@ -229,7 +229,7 @@ impl Session {
             (Change::Attach { .. }, result) => {
                 let Phase::Claiming { resume, keep } = self.phase else {
                     // The link that this was asked for is gone.
-                    self.leap();
+                    self.skip_epochs();
                     return Ok(true);
                 };
                 self.claimed(result)?;
@@ -342,7 +342,7 @@ impl Session {
         // From here on, whatever the answer and even if none comes, the mirror is no
         // member before it is admitted again.
         self.policy.member = false;
-        self.lean_on_own_log()?;
+        self.commit_locally()?;
         if self
             .policy
             .primary
@@ -359,7 +359,7 @@ impl Session {
 
     /// From now on nothing is committed that is not persistent in the own log, and
     /// everything committed already is: so it must be before the mirror leaves the view.
-    pub(super) fn lean_on_own_log(&mut self) -> Result<()> {
+    pub(super) fn commit_locally(&mut self) -> Result<()> {
         let p = &self.policy.primary;
         if p.store.mutations.alone_in_ring.is_on() {
             return Ok(());
@@ -396,7 +396,7 @@ impl Session {
     /// on until the register has agreed; then the link to the mirror is made anew. So
     /// that this does not happen again and again, the pause grows each time, and no epoch
     /// is begun if many have begun since a checkpoint.
-    pub(super) fn outbid_backup(&mut self, now: Duration) {
+    pub(super) fn raise_epoch_for_backup(&mut self, now: Duration) {
         let promised = self.policy.primary.backups.outbid();
         let (active, store) = (self.is_active(), &self.policy.primary.store);
         let Some(views) = &mut self.policy.views else {

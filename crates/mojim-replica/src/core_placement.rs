@@ -17,13 +17,13 @@ const STAY: Duration = Duration::from_micros(500);
 
 /// What a lane's thread knows of the place of its peer's.
 #[derive(Debug, Default)]
-pub(crate) struct Apart {
+pub(crate) struct CorePlacement {
     steps: u32,
     /// When it last moved.
     moved: Option<Duration>,
 }
 
-impl Apart {
+impl CorePlacement {
     /// A step was taken, of which one in `steps` is to look; `there` tells the peer's processor.
     #[inline]
     pub(crate) fn step(
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn who_moved_stays_for_a_while() {
-        let mut a = Apart::default();
+        let mut a = CorePlacement::default();
         let at = Duration::from_secs(5);
         assert!(a.moves(at));
         assert!(!a.moves(at) && !a.moves(at + STAY / 2));
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn a_lane_moves_only_off_its_peers_processor() {
         let env = Os::new().unwrap();
-        let mut a = Apart::default();
+        let mut a = CorePlacement::default();
         let mut looks = 0;
         for _ in 0..10 * 4 {
             a.step(&env, 4, || {

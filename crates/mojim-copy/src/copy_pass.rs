@@ -42,7 +42,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What is left of the first pass, for all links that carry it.
-pub struct Pass {
+pub struct CopyPass {
     files: Vec<CatalogEntry>,
     place: Mutex<Place>,
     links: Mutex<Links>,
@@ -106,10 +106,10 @@ enum Next {
     Nothing,
 }
 
-impl Pass {
+impl CopyPass {
     /// A pass over `files`.
-    pub fn new(files: Vec<CatalogEntry>) -> Pass {
-        Pass {
+    pub fn new(files: Vec<CatalogEntry>) -> CopyPass {
+        CopyPass {
             files,
             place: Mutex::default(),
             links: Mutex::default(),
@@ -260,7 +260,7 @@ impl Pass {
         self.work.notify();
     }
 
-    /// Whether [`Pass::end`] was called.
+    /// Whether [`CopyPass::end`] was called.
     pub fn is_over(&self) -> bool {
         self.over.load(Acquire)
     }
@@ -305,7 +305,7 @@ impl Part {
     }
 
     /// The receiver says which pages it lacks.
-    pub fn want(&mut self, pass: &Pass, m: &CopyWant) -> Result<()> {
+    pub fn want(&mut self, pass: &CopyPass, m: &CopyWant) -> Result<()> {
         let bad = || Error::Protocol("pages are wanted that were not offered".into());
         let q = self.asked.pop_front().ok_or_else(bad)?;
         let f = &pass.files[q.file];
@@ -340,7 +340,7 @@ impl Part {
     /// Queues what was wanted, or else the next piece.
     pub fn step(
         &mut self,
-        pass: &Pass,
+        pass: &CopyPass,
         store: &Store,
         wire: &mut Wire,
         epoch: u64,
@@ -414,8 +414,8 @@ fn read(store: &Store, f: &CatalogEntry, file: &dyn File, buf: &mut [u8], at: u6
 mod tests {
     use super::*;
 
-    fn pass(pages: usize) -> Pass {
-        let pass = Pass::new(vec![CatalogEntry {
+    fn pass(pages: usize) -> CopyPass {
+        let pass = CopyPass::new(vec![CatalogEntry {
             id: 7,
             size: pages as u64 * COPY_PAGE - 10,
             name: "f".into(),

@@ -27,7 +27,7 @@ thread_local! {
 
 /// Who asks, and where the threads that answer are to be.
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub(crate) struct AskerAffinity {
     asker: AtomicU32,
     /// Requests in a row from it.
     row: AtomicU32,
@@ -36,9 +36,9 @@ pub(crate) struct Beside {
     all: Option<CpuSet>,
 }
 
-impl Beside {
-    pub(crate) fn new() -> Beside {
-        Beside {
+impl AskerAffinity {
+    pub(crate) fn new() -> AskerAffinity {
+        AskerAffinity {
             asker: AtomicU32::new(0),
             row: AtomicU32::new(0),
             there: AtomicUsize::new(ANY),
@@ -96,24 +96,24 @@ mod tests {
         let (asks, asked) = std::sync::mpsc::channel::<()>();
         // In a thread of its own, since it is moved.
         let answers = std::thread::spawn(move || {
-            let beside = Beside::new();
+            let affinity = AskerAffinity::new();
             let now = || sched_getaffinity(None).unwrap();
-            (0..LOOK).for_each(|_| beside.answer(me));
+            (0..LOOK).for_each(|_| affinity.answer(me));
             assert_eq!(now(), all, "not for long enough");
             // It may not sleep yet.
             while now() == all && all.count() > 1 {
-                beside.answer(me);
+                affinity.answer(me);
             }
             let here = now();
             assert_eq!(here.count(), 1);
             // A request of the kernel's own changes nothing.
-            beside.answer(0);
+            affinity.answer(0);
             assert_eq!(now(), here);
             // Another one asks, which is never asleep: this thread.
             let busy = gettid().as_raw_nonzero().get() as u32;
-            beside.answer(busy);
+            affinity.answer(busy);
             assert_eq!(now(), all);
-            (0..=LOOK).for_each(|_| beside.answer(busy));
+            (0..=LOOK).for_each(|_| affinity.answer(busy));
             assert_eq!(now(), all);
             drop(asks);
         });

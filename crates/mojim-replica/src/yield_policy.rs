@@ -25,7 +25,7 @@ const CROWDED: Duration = Duration::from_millis(500);
 
 /// Whether threads that wait give way to others.
 #[derive(Debug, Default)]
-pub struct Courtesy {
+pub struct YieldPolicy {
     /// How often in a row giving way took long.
     long: AtomicU32,
     /// When the last of these times ended, in nanoseconds of the clock.
@@ -34,7 +34,7 @@ pub struct Courtesy {
     crowded: AtomicU64,
 }
 
-impl Courtesy {
+impl YieldPolicy {
     /// Lets another thread have the processor. False, at once, where that took too long
     /// lately.
     pub fn give_way(&self, env: &dyn Env) -> bool {
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn nobody_gives_way_beside_a_thread_that_computes() {
         let env = Os::new().unwrap();
-        let c = Courtesy::default();
+        let c = YieldPolicy::default();
         // Far ahead of the clock, so that what follows does not depend on it.
         let at = Cell::new(env.now() + Duration::from_secs(3600));
         let took = |time: Duration, threads: u32| {

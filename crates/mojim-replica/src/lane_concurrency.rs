@@ -10,14 +10,14 @@ const STEPS: u32 = 200;
 
 /// What a lane's thread knows of the program's threads.
 #[derive(Debug, Default)]
-pub(crate) struct Company {
+pub(crate) struct LaneConcurrency {
     /// Steps for which there is company still.
     left: u32,
     /// Times that nothing came.
     empty: u32,
 }
 
-impl Company {
+impl LaneConcurrency {
     /// A step took so many records.
     #[inline]
     pub(crate) fn took(&mut self, records: u32) {
@@ -50,8 +50,8 @@ mod tests {
 
     #[test]
     fn company_is_there_until_records_have_come_one_by_one_for_long() {
-        let mut c = Company::default();
-        let ways = |c: &mut Company| (0..64).filter(|_| c.gives_way(16)).count();
+        let mut c = LaneConcurrency::default();
+        let ways = |c: &mut LaneConcurrency| (0..64).filter(|_| c.gives_way(16)).count();
         c.took(1);
         assert!(!c.is_there());
         assert_eq!(ways(&mut c), 0, "alone");
