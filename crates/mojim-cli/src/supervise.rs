@@ -119,6 +119,20 @@ impl Post {
         })
     }
 
+    /// Why this node, which is the primary by the register, does not become it, if that does not pass:
+    /// its copy is gone.
+    fn lacks(&self) -> Option<String> {
+        let q = Request::Status {
+            volume: Some(self.volume.clone()),
+            register: false,
+        };
+        let client = Client::connect(&self.env, &self.daemon, &self.cluster, TIMEOUT);
+        let answer = client.and_then(|mut c| c.ask(&q)).ok()?;
+        let row = answer["volumes"].as_array()?.iter();
+        let row = row.into_iter().find(|r| r["volume"] == *self.volume)?;
+        gone(&self.me, row["state"].as_str()?)
+    }
+
     /// Who is primary now.
     fn ask(&self) -> Who {
         self.ask_for(Duration::ZERO)
@@ -152,6 +166,16 @@ impl Post {
     }
 }
 
+/// What is said of node `me`, the primary by the register, whose copy is in this state; None while it may
+/// take over.
+fn gone(me: &str, state: &str) -> Option<String> {
+    ["new", "empty"].contains(&state).then(|| {
+        format!(
+            "node {me} is the primary by the register of views, and its copy is {state}: nobody takes over. `mojim status` says which node's copy is whole, and what to do"
+        )
+    })
+}
+
 /// What is waited for, and whether it was reported.
 struct Wait<'a> {
     post: &'a Post,
@@ -161,6 +185,9 @@ struct Wait<'a> {
     what: String,
     since: (Instant, SystemTime),
     said: bool,
+    /// Why this node does not take over, though it should, and when that was asked last.
+    lacks: Option<String>,
+    looked: Instant,
 }
 
 impl<'a> Wait<'a> {
@@ -173,6 +200,8 @@ impl<'a> Wait<'a> {
             what: String::new(),
             since: (Instant::now(), SystemTime::now()),
             said: false,
+            lacks: None,
+            looked: Instant::now(),
         }
     }
 
@@ -189,7 +218,10 @@ impl<'a> Wait<'a> {
                 "{} is the primary; the program starts here when node {me} takes over",
                 at(other)
             ),
-            Who::Soon => format!("node {me} is taking over"),
+            Who::Soon => {
+                let lacks = self.lacks.as_ref();
+                lacks.map_or_else(|| format!("node {me} is taking over"), Clone::clone)
+            }
             Who::Unknown(e) => format!(
                 "the daemon of node {me} at {} cannot say who the primary is: {e}",
                 self.post.daemon
@@ -208,6 +240,10 @@ impl<'a> Wait<'a> {
 
     /// Notes what is waited for now, and reports it once.
     fn is_for(&mut self, who: &Who, say: &impl Fn(String)) {
+        if matches!(who, Who::Soon) && self.looked.elapsed() >= SILENCE {
+            self.looked = Instant::now();
+            self.lacks = self.post.lacks();
+        }
         let what = self.describe(who);
         if what != self.what {
             self.what = what;
@@ -584,6 +620,26 @@ fn guard(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// "Node b is taking over" was said without end by a node whose copy was gone.
+    #[test]
+    fn who_has_no_copy_is_not_said_to_take_over() {
+        let text = "cluster = \"c\"\n[volume.v]\nprimary = \"b\"\nmode = \"unreplicated\"\n[node.b]\naddress = \"127.0.0.1:1\"\ndirectory = \"/nowhere\"\n";
+        let file = Path::new("test.toml");
+        let config = Config::parse(text, file).unwrap();
+        let post = Post::new(&config, config.node("b").unwrap(), "v").unwrap();
+        let mut wait = Wait::new(&post, &config, file);
+        let mut said = |state: &str| {
+            wait.lacks = gone("b", state);
+            wait.describe(&Who::Soon)
+        };
+        for state in ["empty", "new"] {
+            assert!(said(state).contains("nobody takes over"), "{}", said(state));
+        }
+        for state in ["whole", "loading", "damaged"] {
+            assert_eq!(said(state), "node b is taking over");
+        }
+    }
 
     /// Another node was primary for a moment, and the program was ended for its sake. By then this node was the
     /// primary again: `mojim run` ended as well, and no node ran the program.

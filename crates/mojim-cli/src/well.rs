@@ -229,10 +229,8 @@ pub fn role<'a>(n: &'a Value, nodes: &[Value]) -> &'a str {
 
 /// The primary of the newest view.
 fn leader(nodes: &[Value]) -> Option<&Value> {
-    let newest = newest(nodes);
-    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
-    let holds = |n: &&Value| replaced_by(n, nodes).is_none();
-    nodes.iter().filter(leads).find(holds)
+    let first = primaries(nodes).into_iter().next();
+    first.filter(|p| epoch(p) > 0)
 }
 
 /// The mirror that the primary of the newest view names.
@@ -382,6 +380,9 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
 /// Who brings the copy of `node` up to date, and what to do if nobody does. No node: the
 /// copies of all others.
 fn brought(node: &str, nodes: &[Value]) -> Cow<'static, str> {
+    if let Some(p) = to_promote(nodes) {
+        return promote(p).into();
+    }
     let Some(p) = leader(nodes) else {
         return without_primary(nodes).map_or(PROGRAM.into(), Cow::Owned);
     };
@@ -439,6 +440,42 @@ fn without_primary(nodes: &[Value]) -> Option<String> {
     ))
 }
 
+/// The nodes that say that they are the primary of the newest epoch; one whose copy can be used first.
+fn primaries(nodes: &[Value]) -> Vec<&Value> {
+    let newest = newest(nodes);
+    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest;
+    let holds = |n: &&Value| replaced_by(n, nodes).is_none();
+    let mut all: Vec<&Value> = nodes.iter().filter(leads).filter(holds).collect();
+    all.sort_by_key(|n| !is_usable(n));
+    all
+}
+
+/// Whether all nodes answer, and not one of them alone is the primary.
+fn is_headless(nodes: &[Value]) -> bool {
+    let known = |n: &Value| n["epoch"].is_u64() || n["state"] == "new";
+    let answer = nodes.iter().all(|n| n["reachable"] == true && known(n));
+    answer && newest(nodes) > 0 && primaries(nodes).len() != 1
+}
+
+/// The node at which the volume goes on where no node leads, as one that should has an empty copy, or
+/// none. None where all copies are whole: then it is not known which one counts.
+fn to_promote(nodes: &[Value]) -> Option<&Value> {
+    let lacks = |n: &Value| ["empty", "new"].contains(&text(n, "state"));
+    if !is_headless(nodes) || !nodes.iter().any(lacks) {
+        return None;
+    }
+    let whole = nodes.iter().filter(|n| is_usable(n));
+    whole.max_by_key(|n| (epoch(n), committed(n)))
+}
+
+/// What to do where no node leads, and `n` has the copy that counts.
+fn promote(n: &Value) -> String {
+    let name = text(n, "node");
+    format!(
+        "look again in a few seconds, as a promotion passes through this; if it stays so, `mojim promote --name {name} --wait`: the copy of node {name} is whole. Then start the program on node {name}; the other copies are made anew from that one"
+    )
+}
+
 /// Why nobody takes over from the primary `name`, where the register's mirror has nothing to
 /// serve.
 fn of_empty_mirror(name: &str, nodes: &[Value]) -> Option<String> {
@@ -491,16 +528,15 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
         // No program has ever attached: there is nothing to copy.
         return ills;
     }
-    let first: Vec<&Value> = nodes
-        .iter()
-        .filter(|n| n["role"] == "primary" && epoch(n) == newest)
-        .filter(|n| replaced_by(n, nodes).is_none())
-        .collect();
-    let known = |n: &Value| n["epoch"].is_u64() || n["state"] == "new";
-    if nodes.iter().all(|n| n["reachable"] == true && known(n)) && first.len() != 1 {
+    let first = primaries(nodes);
+    if is_headless(nodes) {
         let what = format!("{} nodes are primary in epoch {newest}", first.len());
         let todo = "look again in a few seconds; if it stays so, start the program where the register or the operator's last word put the primary";
-        ills.push(Ill::new("", "primaries", what, todo));
+        let mut ill = Ill::new("", "primaries", what, todo);
+        if let Some(p) = to_promote(nodes) {
+            ill.todo = promote(p).into();
+        }
+        ills.push(ill);
     }
     for n in nodes.iter().filter(|n| n["reachable"] == true) {
         let is_primary = n["role"] == "primary" && n["state"] != "loading";

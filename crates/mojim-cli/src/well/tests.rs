@@ -363,6 +363,34 @@ fn keys_that_do_not_fit_are_told_from_a_daemon_that_is_not_there() {
     assert!(todo.contains("`mojim promote --name b`"), "{todo}");
 }
 
+/// One of two primaries had an empty copy. The advice was to start the program on one of them, where it did
+/// not start, and of the empty copy that nothing is to be done.
+#[test]
+fn where_a_primary_lost_its_copy_the_whole_one_is_named() {
+    let mut nodes = cluster();
+    nodes.truncate(2);
+    nodes[0]["attached"] = json!(false);
+    nodes[0]["state"] = json!("empty");
+    nodes[1]["backups"] = Value::Null;
+    let advice = "`mojim promote --name b --wait`: the copy of node b is whole";
+    for role in ["primary", "backup"] {
+        nodes[1]["role"] = json!(role);
+        nodes[0]["role"] = json!(if role == "primary" { role } else { "mirror" });
+        let all = ills(&expected(&voters(None)), &nodes);
+        for kind in ["primaries", "copy"] {
+            let i = all.iter().find(|i| i.kind == kind).unwrap();
+            assert!(i.todo.contains(advice), "{role}: {i:?}");
+        }
+    }
+    // Which of two whole copies counts is not known here.
+    for n in &mut nodes {
+        (n["role"], n["state"]) = (json!("primary"), json!("whole"));
+    }
+    let all = ills(&expected(&voters(None)), &nodes);
+    let i = all.iter().find(|i| i.kind == "primaries").unwrap();
+    assert!(i.todo.contains("the operator's last word"), "{i:?}");
+}
+
 /// A mirror whose disk is full forwards nothing any more, and said that a backup
 /// which has everything lags by as much as was ever sent.
 #[test]
