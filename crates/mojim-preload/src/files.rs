@@ -11,6 +11,7 @@ use libc::{mode_t, off_t, size_t};
 use crate::api::{self, Api, Handle, api, failed};
 use crate::inside::{self, enter, on, takes_paths};
 use crate::locks;
+use crate::made;
 use crate::names::{check_parent, id_of, name_of, present_name, renamed};
 use crate::path::{Kind, Target, resolve};
 use crate::process::{self, attach, check_owner, is_owner};
@@ -607,6 +608,12 @@ exports! { |pass|
             .unwrap_or_else(pass)
     }
     fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
+        if flags & libc::AT_REMOVEDIR != 0
+            // SAFETY: the program's path.
+            && let Some(answer) = unsafe { made::removed(dirfd, path) }
+        {
+            return answer;
+        }
         // SAFETY: the program's path.
         unsafe { with_target(dirfd, path, false, |t| match flags & libc::AT_REMOVEDIR {
             0 => remove_name(&t),

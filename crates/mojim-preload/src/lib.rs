@@ -45,6 +45,7 @@ mod exec;
 mod files;
 mod inside;
 mod locks;
+mod made;
 mod memory;
 mod names;
 mod path;

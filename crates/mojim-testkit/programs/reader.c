@@ -4,7 +4,7 @@
  *     reader watch F G       looks at the counters of both files in a loop without
  *                            a call; prints "seen N" after each 200 states, and
  *                            "mixed ..." if what it sees was never committed
- *     reader refused F NEW   tries to write, in every way
+ *     reader refused F NEW DIR tries to write, in every way
  *     reader api CONFIG NODE the same as watch, through mojim.h (-DAPI)
  *
  * Each page of 4,096 bytes has a counter (8 bytes) at its beginning. A sync
@@ -101,7 +101,7 @@ static void on_signal(int signal)
     siglongjmp(back, signal);
 }
 
-static int refused(const char *path, const char *other)
+static int refused(const char *path, const char *other, const char *directory)
 {
     CHECK(open(path, O_RDWR) == -1 && errno == EROFS);
     CHECK(open(path, O_WRONLY) == -1 && errno == EROFS);
@@ -112,6 +112,15 @@ static int refused(const char *path, const char *other)
     CHECK(unlink(path) == -1 && errno == EROFS);
     CHECK(rename(path, other) == -1 && errno == EROFS);
     CHECK(fopen(path, "r") == NULL && errno == EOPNOTSUPP);
+    CHECK(mkdir(other, 0755) == -1 && errno == EROFS);
+    CHECK(mkdirat(AT_FDCWD, other, 0755) == -1 && errno == EROFS);
+    CHECK(mkdir(path, 0755) == -1 && errno == EEXIST);
+    CHECK(symlink(path, other) == -1 && errno == EROFS);
+    CHECK(mkfifo(other, 0644) == -1 && errno == EROFS);
+    CHECK(mknod(other, S_IFREG | 0644, 0) == -1 && errno == EROFS);
+    CHECK(rmdir(other) == -1 && errno == ENOENT);
+    CHECK(rmdir(directory) == -1 && errno == EROFS);
+    CHECK(unlinkat(AT_FDCWD, directory, AT_REMOVEDIR) == -1 && errno == EROFS);
     int fd = open(path, O_RDONLY | O_CREAT, 0644);
     CHECK(fd >= 0);
     CHECK(write(fd, "x", 1) == -1 && errno == EBADF);
@@ -212,8 +221,8 @@ int main(int argc, char **argv)
 {
     if (argc == 4 && strcmp(argv[1], "watch") == 0)
         return watch(map(argv[2]), map(argv[3]));
-    if (argc == 4 && strcmp(argv[1], "refused") == 0)
-        return refused(argv[2], argv[3]);
+    if (argc == 5 && strcmp(argv[1], "refused") == 0)
+        return refused(argv[2], argv[3], argv[4]);
 #ifdef API
     if (argc == 4 && strcmp(argv[1], "api") == 0)
         return by_interface(argv[2], argv[3]);

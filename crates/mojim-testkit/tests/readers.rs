@@ -236,9 +236,11 @@ fn programs_read_whole_sync_points() {
     w.watched(vec![("b", &mut on_b), ("c", &mut on_c)], 1);
     api.kill();
 
-    // What a reader may not do.
-    let new = c.path("b", "new");
-    let mut refused = c.run("b", &["refused", &c.path("b", "f"), &new]);
+    // What a reader may not do. A directory, a link or a pipe was made in the bare copy, where no
+    // other node has it.
+    let (new, directory) = (c.path("b", "new"), c.path("b", "directory"));
+    fs::create_dir(&directory).unwrap();
+    let mut refused = c.run("b", &["refused", &c.path("b", "f"), &new, &directory]);
     assert_eq!(
         refused.line().as_deref(),
         Some("refused"),
