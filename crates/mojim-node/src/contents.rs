@@ -672,8 +672,13 @@ impl Node {
         match read_superblock(&*self.env, &meta)? {
             Some(sb) if sb.view.epoch > 0 && sb.view.primary != self.me.name => self.mirror(v),
             Some(sb) if sb.view.epoch > 0 => Err(Error::Invalid(format!(
-                "node {} was the primary of volume {} in epoch {}, the last that it knows, and follows nobody. If another node is primary now, that one brings this copy up to date as soon as it reaches it; if none is, the others are made equal to this copy",
-                self.me.name, v.name, sb.view.epoch
+                "node {} was the primary of volume {} in epoch {}, the last that it knows, and follows nobody. If another node is primary now, that one brings this copy up to date as soon as it reaches it; if none is, the others are made equal to this copy. If another node is, its program runs there, and this copy cannot be used: end the daemon of node {}, remove {} and all in {} that has the volume's name, and start the daemon again: it gets a whole copy",
+                self.me.name,
+                v.name,
+                sb.view.epoch,
+                self.me.name,
+                layout::data_dir(&self.me, &v.name).display(),
+                self.me.directory.join(".mojim").display(),
             ))),
             _ => Err(Error::Invalid(format!(
                 "node {} has no copy of volume {} yet, and follows nobody",

@@ -742,6 +742,24 @@ fn strangers_are_seen_while_the_superblock_changes() {
     });
 }
 
+/// A former primary whose copy cannot be used gets no other one by `mojim repair`: the refusal said only that
+/// this passes, and not what to do where it does not.
+#[test]
+fn a_former_primary_is_told_how_its_copy_is_made_anew() {
+    let place = Place::new();
+    place.has_a_copy();
+    let a = place.start();
+    let (volume, epoch) = ("v".to_owned(), 9);
+    let e = a.ask(&Request::CopyAnew { volume, epoch }).unwrap_err();
+    let me = place.config.node("a").unwrap();
+    let way = format!(
+        "end the daemon of node a, remove {} and all in {}",
+        layout::data_dir(me, "v").display(),
+        me.directory.join(".mojim").display()
+    );
+    assert!(e.to_string().contains(&way), "{e}");
+}
+
 /// The daemon noted that it heals a copy for a moment longer than it did: a program that had attached by then
 /// was attached to nobody, and another node could be promoted beside it.
 #[test]
