@@ -218,6 +218,54 @@ fn an_empty_primary_that_is_back_in_time_takes_the_copy_of_its_mirror() {
     goes_on_at("a", &c, acknowledged);
 }
 
+/// The node that had taken over lost its copy. `mojim run` said there without end that it was taking over,
+/// and the advice was to start the program on it.
+#[test]
+fn who_took_over_and_lost_its_copy_is_not_waited_for() {
+    let c = Cluster::new("sync", "disk");
+    let mut a = c.node("a");
+    let mut b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 300);
+    c.await_mirror();
+    a.kill();
+    p.kill();
+    c.await_view("b", "b", None);
+    let _a = c.node("a");
+    let (mut q, _) = c.program("b", &["--entries", "1"]);
+    q.wait();
+    c.await_view("b", "b", Some("a"));
+    b.kill();
+    let of_b = c.dir.join("b");
+    fs::remove_dir_all(of_b.join("v")).unwrap();
+    fs::remove_dir_all(of_b.join(".mojim/v")).unwrap();
+    fs::remove_file(of_b.join(".mojim/v.log.0")).unwrap();
+    for d in fs::read_dir(&c.memory).unwrap().map(Result::unwrap) {
+        if d.file_name().to_str().unwrap().contains("-b-") {
+            fs::remove_dir_all(d.path()).unwrap();
+        }
+    }
+    let _b = c.node("b");
+    let run = c.start("run", &["--name", "b", "--preload", "--", "true"], "run-b");
+    await_or(
+        "the word of it",
+        || format!("{}{}{}", run.errors(), c.status(), c.logs()),
+        || run.errors().contains("nobody takes over").then_some(()),
+    );
+    await_or(
+        "the advice",
+        || c.status().to_string(),
+        || {
+            let all = text(&c.mojim("status", &[]).stdout);
+            all.contains("`mojim promote --name a --wait`")
+                .then_some(())
+        },
+    );
+    promotes(&c, &["--name", "a"]);
+    goes_on_at("a", &c, 300);
+}
+
 #[test]
 fn the_mirror_takes_over_and_the_old_primary_follows() {
     the_mirror_takes_over(&Cluster::new("sync", "disk"));
