@@ -96,13 +96,17 @@ class Cluster:
         until("the volume", lambda: subprocess.run([*before, "true"], capture_output=True, check=False).returncode == 0)
 
     def server(self):
-        """The process behind `mojim run`."""
+        """The process behind `mojim run` that serves the mount. It has the same words as its parent, which watches
+        it: to kill that one leaves the mount as it is."""
+        found = {}
         for p in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (p / "cmdline").read_bytes().split(b"\0")
                 if b"--while-used" in words and str(self.config).encode() in words:
-                    return int(p.name)
-        return None
+                    parent = (p / "stat").read_text().rpartition(")")[2].split()[1]
+                    found[int(p.name)] = int(parent)
+        served = [pid for pid, parent in found.items() if parent in found]
+        return next(iter(served or found), None)
 
     def mount(self, name):
         def once():
