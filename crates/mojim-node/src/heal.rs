@@ -34,6 +34,17 @@ const AGAIN_MOST: Duration = Duration::from_secs(300);
 /// A mirror that stands still for so long is tried again later.
 const STANDSTILL: Duration = Duration::from_secs(30);
 
+/// Why the mirror is brought up to date now, if it is. `found` says why it is behind, if it is;
+/// `before`, that it was at the turn before this one; `asked`, that a comparison waits for it. One that
+/// waits looks at this copy between two questions, and at a turn with such a look nothing is found.
+fn due(found: Option<String>, before: bool, asked: bool) -> Option<String> {
+    let left = || "the mirror may have what is not committed, after a program's end".to_owned();
+    match asked {
+        true => Some(found.unwrap_or_else(left)),
+        false => found.filter(|_| before),
+    }
+}
+
 impl Node {
     /// Looks after the mirror of a volume for as long as this node runs.
     pub(super) fn heal_loop(self: Arc<Node>, v: &Volume) {
@@ -70,10 +81,7 @@ impl Node {
             if !seen && !open {
                 held.known().unhealed = None;
             }
-            let asked = asked && open && !seen;
-            let why =
-                || "the mirror may have what is not committed, after a program's end".to_owned();
-            let found = found.filter(|_| before).or_else(|| asked.then(why));
+            let found = due(found, before, asked && open);
             let Some(behind) = found else {
                 continue;
             };
@@ -243,6 +251,22 @@ fn why_behind(view: &View, checkpoint: u64, theirs: &Standing) -> Option<String>
 mod tests {
     use super::*;
     use mojim_env::Address;
+
+    /// `mojim verify` waited its whole time: it asked at one turn, at the next its own look at the copy
+    /// hid that the mirror is behind, and so on. What was found had to be found at two turns in a row.
+    #[test]
+    fn whoever_asks_is_not_kept_waiting_by_its_own_looks() {
+        let behind = || Some("b has less".to_owned());
+        assert_eq!(due(behind(), false, true), behind());
+        assert!(
+            due(None, false, true).is_some(),
+            "what is left open is decided"
+        );
+        // A program that ended may be about to be started again.
+        assert_eq!(due(behind(), false, false), None);
+        assert_eq!(due(behind(), true, false), behind());
+        assert_eq!(due(None, true, false), None);
+    }
 
     /// A backup had taken the mirror's place, and the configured mirror came back while no
     /// program ran: the primary's daemon attached every second for its sake, a view each time,
