@@ -649,26 +649,31 @@ fn a_volume_that_began_anew_does_not_take_a_copy_that_lags() {
     assert_eq!(s.loss(), Some(Loss::Copy(Lacks::Behind)));
 }
 
-#[test]
-fn a_primary_is_refused_where_a_later_epoch_is_promised() {
-    let (mut nodes, p, mut s) = under_way("refused");
-    nodes.tell("b promises a later epoch, on another link");
-    let mirror = nodes.mirror.clone().unwrap();
+/// What primary `p` says to attach to `mirror`, `above` the epoch that this one has promised.
+fn greeting(p: &Primary, mirror: &Mirror, above: u64) -> Hello {
     let sb = mirror.store.superblock();
-    let hello = Hello {
+    Hello {
         cluster: "c".into(),
         volume: "v".into(),
         from: "a".into(),
         to: "b".into(),
         volume_id: sb.volume_id,
         view: sb.view.epoch,
-        epoch: sb.promised + 100,
+        epoch: sb.promised + above,
         attach: true,
         backup: false,
         lanes: 1,
         tail: p.last(),
         history: p.store.history().entries().to_vec(),
-    };
+    }
+}
+
+#[test]
+fn a_primary_is_refused_where_a_later_epoch_is_promised() {
+    let (mut nodes, p, mut s) = under_way("refused");
+    nodes.tell("b promises a later epoch, on another link");
+    let mirror = nodes.mirror.clone().unwrap();
+    let hello = greeting(&p, &mirror, 100);
     mirror.hello(&hello).map_err(|no| no.text).unwrap();
     nodes.until("it goes on", |_| {
         s.step();
@@ -711,21 +716,7 @@ fn a_copy_is_given_until_its_link_ends() {
     let (nodes, p, s) = under_way("gives");
     drop(s);
     let mirror = nodes.mirror.clone().unwrap();
-    let sb = mirror.store.superblock();
-    let hello = Hello {
-        cluster: "c".into(),
-        volume: "v".into(),
-        from: "a".into(),
-        to: "b".into(),
-        volume_id: sb.volume_id,
-        view: sb.view.epoch,
-        epoch: sb.promised + 1,
-        attach: true,
-        backup: false,
-        lanes: 1,
-        tail: p.last(),
-        history: p.store.history().entries().to_vec(),
-    };
+    let hello = greeting(&p, &mirror, 1);
     let door = Address::Unix(nodes.dir.join("door"));
     let mut wire = Wire::new(nodes.env.connect(&door).unwrap());
     let end = nodes

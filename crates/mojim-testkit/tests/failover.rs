@@ -179,6 +179,23 @@ fn the_mirror_takes_over(c: &Cluster) {
     c.assert_equal();
 }
 
+/// Node `name` loses its copy and its ring. What it has as a voter stays.
+fn lose_copy(c: &Cluster, name: &str) {
+    let of = c.dir.join(name);
+    fs::remove_dir_all(of.join("v")).unwrap();
+    fs::remove_dir_all(of.join(".mojim/v")).unwrap();
+    fs::remove_file(of.join(".mojim/v.log.0")).unwrap();
+    for d in fs::read_dir(&c.memory).unwrap().map(Result::unwrap) {
+        if d.file_name()
+            .to_str()
+            .unwrap()
+            .contains(&format!("-{name}-"))
+        {
+            fs::remove_dir_all(d.path()).unwrap();
+        }
+    }
+}
+
 /// The register names it the primary, and its disk is new: where its daemon was back
 /// before anybody took its place, `mojim run` waited for its copy, on both nodes, for ever.
 #[test]
@@ -194,16 +211,7 @@ fn an_empty_primary_that_is_back_in_time_takes_the_copy_of_its_mirror() {
     a.kill();
     p.kill();
     let acknowledged = rest(&mut p).map_or(300, |last| last + 1);
-    // What it has as a voter stays.
-    let a = c.dir.join("a");
-    fs::remove_dir_all(a.join("v")).unwrap();
-    fs::remove_dir_all(a.join(".mojim/v")).unwrap();
-    fs::remove_file(a.join(".mojim/v.log.0")).unwrap();
-    for d in fs::read_dir(&c.memory).unwrap().map(Result::unwrap) {
-        if d.file_name().to_str().unwrap().contains("-a-") {
-            fs::remove_dir_all(d.path()).unwrap();
-        }
-    }
+    lose_copy(&c, "a");
     let _a = c.node("a");
     let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
     let a = Address::Tcp(([127, 0, 0, 1], c.ports[0].number).into());
@@ -237,15 +245,7 @@ fn who_took_over_and_lost_its_copy_is_not_waited_for() {
     q.wait();
     c.await_view("b", "b", Some("a"));
     b.kill();
-    let of_b = c.dir.join("b");
-    fs::remove_dir_all(of_b.join("v")).unwrap();
-    fs::remove_dir_all(of_b.join(".mojim/v")).unwrap();
-    fs::remove_file(of_b.join(".mojim/v.log.0")).unwrap();
-    for d in fs::read_dir(&c.memory).unwrap().map(Result::unwrap) {
-        if d.file_name().to_str().unwrap().contains("-b-") {
-            fs::remove_dir_all(d.path()).unwrap();
-        }
-    }
+    lose_copy(&c, "b");
     let _b = c.node("b");
     let run = c.start("run", &["--name", "b", "--preload", "--", "true"], "run-b");
     await_or(
