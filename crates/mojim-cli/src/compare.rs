@@ -30,7 +30,7 @@ const PAGES: u64 = 2048;
 const MOST: usize = 16 << 10;
 
 /// The pause between two looks while a node decides what is committed.
-const SETTLES: Duration = Duration::from_millis(500);
+const DECIDES: Duration = Duration::from_millis(500);
 
 /// Files by name: their numbers and sizes.
 type Files = BTreeMap<String, (u64, u64)>;
@@ -281,7 +281,7 @@ struct Comparison<N> {
     moving: String,
     /// Until when it waits for the decision what is committed; after that it compares
     /// what it can.
-    settle_by: Instant,
+    decide_by: Instant,
     /// When it was last asked who decides what is committed.
     asked: Instant,
     /// Which node to look at first.
@@ -299,7 +299,7 @@ impl<N: Asks> Comparison<N> {
             volume: volume.to_owned(),
             nodes,
             moving: String::new(),
-            settle_by: Instant::now() + wait / 2,
+            decide_by: Instant::now() + wait / 2,
             asked: Instant::now(),
             first: 0,
             stand: [Lsns::default(); 2],
@@ -456,40 +456,40 @@ impl<N: Asks> Comparison<N> {
 
     /// Has the leading node decide what is committed of the records that a killed program
     /// left. True while it does.
-    fn settles(&mut self, listings: &Listings) -> bool {
+    fn awaits_decision(&mut self, listings: &Listings) -> bool {
         let is_open = listings.of.iter().any(|l| l.lsns.low != l.last);
-        is_open && self.ask_to_settle()
+        is_open && self.ask_to_decide()
     }
 
     /// The same, now and then, while something waits for the nodes: whatever the listings said. Somebody
     /// may have had the leading node's copy when it was asked last, or a program that was killed since
     /// may have said less than it left; and a copy that is looked at is not healed unasked. Where a
-    /// program runs it is asked in vain.
-    fn settles_by_now(&mut self) -> bool {
-        self.asked.elapsed() >= SETTLES && self.ask_to_settle()
+    /// program runs it is asked without success.
+    fn decision_is_pending(&mut self) -> bool {
+        self.asked.elapsed() >= DECIDES && self.ask_to_decide()
     }
 
-    fn ask_to_settle(&mut self) -> bool {
+    fn ask_to_decide(&mut self) -> bool {
         self.asked = Instant::now();
-        if self.asked >= self.settle_by {
+        if self.asked >= self.decide_by {
             return false;
         }
         let q = Request::Settle {
             volume: self.volume.clone(),
         };
-        let mut settles = false;
+        let mut decides = false;
         for node in &mut self.nodes {
             // An older build does not know this request: then the question stays open.
             if node.ask(&q).is_ok_and(|v| v == true) {
                 self.moving = format!("{} decides what is committed", node.who());
-                settles = true;
+                decides = true;
             }
         }
-        if settles {
+        if decides {
             // The node's daemon needs the copy, which a look occupies.
-            std::thread::sleep(SETTLES);
+            std::thread::sleep(DECIDES);
         }
-        settles
+        decides
     }
 
     /// One comparison; `None` if it could not be made now.
@@ -505,7 +505,7 @@ impl<N: Asks> Comparison<N> {
             let Some(mut first) = self.listings(part)? else {
                 return Ok(None);
             };
-            if began.is_none() && self.settles(&first) {
+            if began.is_none() && self.awaits_decision(&first) {
                 return Ok(None);
             }
             began.get_or_insert(first.of.each_ref().map(|l| l.lsns.low));
@@ -605,7 +605,7 @@ impl<N: Asks> Comparison<N> {
     /// Both nodes' listings once more, after a pause; `None` if all is to begin anew.
     fn listings_again(&mut self, part: Part) -> Result<Option<Listings>, Failure> {
         pause();
-        if self.settles_by_now() {
+        if self.decision_is_pending() {
             return Ok(None);
         }
         let sums = false;
@@ -834,7 +834,7 @@ impl<N: Asks> Comparison<N> {
                     break;
                 }
                 pause();
-                if self.settles_by_now() {
+                if self.decision_is_pending() {
                     return Ok(false);
                 }
             }

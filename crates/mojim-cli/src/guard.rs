@@ -1,4 +1,4 @@
-//! The process that watches a mount's process (`while_used.rs`), as the parent of that.
+//! The process that watches a mount's process (`mount_lifetime.rs`), as the parent of that.
 //!
 //! Owns what follows the death of the mount's process. A dead mount does not come back for who has it:
 //! the working directories and open files of its programs stay dead, and each call fails. So these
@@ -24,10 +24,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Done, Failure};
+use crate::mount_lifetime::{CUT_OFF, end_users};
 use crate::namespace::below;
 use crate::runs_mount::{Begun, FAILED, device_of};
 use crate::signals;
-use crate::while_used::{CUT_OFF, end_users};
 
 /// The exit code of a process that panicked.
 const PANICKED: i32 = 101;

@@ -6,12 +6,12 @@
 //!
 //! `mojim run` (`run.rs`) starts a program once or, with automatic failover, on every node, where
 //! the primary is, and ends it elsewhere (`supervise.rs`). `runs_mount.rs` starts the mount that
-//! all programs share, `while_used.rs` is its process, `namespace.rs` puts it over the volume's
+//! all programs share, `mount_lifetime.rs` is its process, `namespace.rs` puts it over the volume's
 //! directory for the program alone. For a program that is linked with `libmojim` (`linked.rs`)
 //! nothing is mounted. A mount cannot keep what the kernel writes back of a mapping out of others'
 //! commits, so `gmsync` over it would not be atomic.
 //!
-//! `status.rs` asks and prints. `well.rs` judges and asks nobody. The copy of a running program is
+//! `status.rs` asks and prints. `health.rs` judges and asks nobody. The copy of a running program is
 //! closed to the daemon: `status_of_closed` of `mojim-node` reads the `Live` words in its ring or
 //! its log in memory. Questions to nodes are `request.rs` of `mojim-replica`, answers `requests.rs`
 //! of `mojim-node`. `beside.rs` starts `mojim-bench`. `compare.rs` compares copies. `node.rs` gives
@@ -34,6 +34,7 @@ mod config;
 pub mod docs;
 pub mod failure;
 mod guard;
+mod health;
 mod heap;
 mod heard;
 mod import_export;
@@ -43,6 +44,7 @@ mod linked;
 mod log;
 mod mount;
 mod mount_helper;
+mod mount_lifetime;
 mod namespace;
 mod node;
 mod output;
@@ -58,8 +60,6 @@ pub mod status;
 pub mod supervise;
 mod unasked;
 mod verify;
-mod well;
-mod while_used;
 
 use failure::Done;
 
@@ -76,11 +76,11 @@ the configuration is wrong.";
 #[command(name = "mojim", version, after_help = AFTER)]
 struct Cli {
     #[command(subcommand)]
-    word: Option<Word>,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
-enum Word {
+enum Command {
     /// Show it: two nodes, a program killed in the middle of its work, and not a byte lost.
     Demo(beside::Words),
     Keys(keys::Keys),
@@ -150,32 +150,32 @@ fn help_of_bench(words: &[OsString]) -> Option<Vec<OsString>> {
 }
 
 fn run(cli: Cli) -> Done {
-    let Some(word) = cli.word else {
+    let Some(chosen) = cli.command else {
         let help = Cli::command().render_help();
         write!(std::io::stdout(), "{help}")?;
         return Ok(0);
     };
-    match word {
-        Word::Demo(w) => w.run(&["demo"]),
-        Word::Keys(w) => w.run(),
-        Word::Node(w) => w.run(),
-        Word::Run(w) => w.run(),
-        Word::Mount(w) => w.run(),
-        Word::Import(w) => w.run(),
-        Word::Export(w) => w.run(),
-        Word::Status(w) => w.run(),
-        Word::Promote(w) => w.run(),
-        Word::Verify(w) => w.run(),
-        Word::Repair(w) => w.run(),
-        Word::Replace(w) => w.run(),
-        Word::Clean(w) => w.run(),
-        Word::Heap(w) => w.run(),
-        Word::Config(w) => w.run(),
-        Word::Bench(w) => w.run(&[]),
+    match chosen {
+        Command::Demo(w) => w.run(&["demo"]),
+        Command::Keys(w) => w.run(),
+        Command::Node(w) => w.run(),
+        Command::Run(w) => w.run(),
+        Command::Mount(w) => w.run(),
+        Command::Import(w) => w.run(),
+        Command::Export(w) => w.run(),
+        Command::Status(w) => w.run(),
+        Command::Promote(w) => w.run(),
+        Command::Verify(w) => w.run(),
+        Command::Repair(w) => w.run(),
+        Command::Replace(w) => w.run(),
+        Command::Clean(w) => w.run(),
+        Command::Heap(w) => w.run(),
+        Command::Config(w) => w.run(),
+        Command::Bench(w) => w.run(&[]),
         // With the words of `mojim-bench`, where that is there.
-        Word::Completions(w) => beside::become_bench_if_there().and_then(|()| w.run(command())),
-        Word::Man(w) => beside::become_bench_if_there().and_then(|()| w.run(command())),
-        Word::Append(w) => w.run(),
-        Word::Carry(w) => w.run(),
+        Command::Completions(w) => beside::become_bench_if_there().and_then(|()| w.run(command())),
+        Command::Man(w) => beside::become_bench_if_there().and_then(|()| w.run(command())),
+        Command::Append(w) => w.run(),
+        Command::Carry(w) => w.run(),
     }
 }

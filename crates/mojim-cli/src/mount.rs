@@ -20,11 +20,11 @@ use crate::failure::{Done, Failure, say_on_stderr};
 use crate::guard;
 use crate::interval::{Interval, interval};
 use crate::log::{self, Form};
+use crate::mount_lifetime::{self, Users};
 use crate::node::raise_descriptors;
 use crate::runs_mount::{Begun, LATER, device_of};
 use crate::signals;
 use crate::supervise::Post;
-use crate::while_used::{self, Users};
 
 /// How often it is looked whether the mount has ended, or its node is no longer the primary.
 const TURN: Duration = Duration::from_millis(200);
@@ -237,7 +237,7 @@ impl Mount {
             }
         };
         say_begun(&Begun::Mounted);
-        while_used::serve(mounted, users)
+        mount_lifetime::serve(mounted, users)
     }
 
     fn begin(&self) -> Result<(Mounted, Users), Failure> {
@@ -259,7 +259,7 @@ impl Mount {
         let in_time = || began.elapsed() < BUSY;
         let mut said = false;
         let serving = loop {
-            match while_used::serving(&self.directory)? {
+            match mount_lifetime::serving(&self.directory)? {
                 Some(file) => break file,
                 None if guard::nobody_waits() => return Err(given_up(volume)),
                 None if in_time() => {

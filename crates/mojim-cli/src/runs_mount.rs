@@ -1,7 +1,7 @@
 //! The mount that all programs under `mojim run` on a node have in common, for each volume.
 //!
 //! Owns its place below the node's own state, its start, and what a program needs to know of it. Its
-//! process is `mojim mount` (`while_used.rs`), started by the first `mojim run` that needs it; it
+//! process is `mojim mount` (`mount_lifetime.rs`), started by the first `mojim run` that needs it; it
 //! belongs to no program, and no program's end takes it along.
 //!
 //! The place has `at`, where it is mounted; `lock`; `serving`, which its process has locked while it

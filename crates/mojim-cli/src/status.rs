@@ -1,6 +1,6 @@
 //! `mojim status`: what every node says of the volumes, side by side.
 //!
-//! Owns the questions and the tables; `well` decides what counts as an ill.
+//! Owns the questions and the tables; `health` decides what counts as a finding.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,11 +11,11 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
+use crate::health::{
+    Expected, Finding, Voter, backup_line, copies, findings, is_level, is_stale, role, unused_line,
+};
 use crate::heard;
 use crate::output;
-use crate::well::{
-    Expected, Ill, Voter, backup_line, copies, ills, is_level, is_stale, role, unused_line,
-};
 
 /// The version of the document of `--json`. It grows when a key changes its meaning or goes, not when
 /// one is new.
@@ -182,7 +182,7 @@ fn ask_all(config: &Config, volumes: &[&Volume]) -> Map<String, Value> {
     })
 }
 
-/// All answers about a volume, and its ills; whether all of these may last for a moment only.
+/// All answers about a volume, and its findings; whether all of these may last for a moment only.
 fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Value, bool) {
     let mut nodes: Vec<Value> = holders(config, v)
         .iter()
@@ -203,7 +203,7 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Val
         heard::weigh(&mut nodes, votes);
     }
     last_of_primary(&mut nodes);
-    let ills = ills(&expected, &nodes);
+    let findings = findings(&expected, &nodes);
     let stale: Vec<bool> = nodes.iter().map(|n| is_stale(n, &nodes)).collect();
     let backups: Vec<bool> = nodes.iter().map(|n| role(n, &nodes) == "backup").collect();
     for ((n, stale), backup) in nodes.iter_mut().zip(stale).zip(backups) {
@@ -219,35 +219,35 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Val
         }
         vote
     };
-    let passes = ills.iter().all(Ill::passes);
+    let passes = findings.iter().all(Finding::passes);
     let row = json!({
         "volume": v.name,
         "mode": v.mode.as_str(),
-        "ok": ills.is_empty(),
-        "ills": ills.iter().map(|i| dated(i.to_json(&v.name), &nodes)).collect::<Vec<_>>(),
+        "ok": findings.is_empty(),
+        "ills": findings.iter().map(|i| dated(i.to_json(&v.name), &nodes)).collect::<Vec<_>>(),
         "nodes": nodes,
         "voters": voters.iter().map(vote).collect::<Vec<_>>(),
     });
     (row, passes)
 }
 
-/// An ill with the code of its event, and since when it has been so, in milliseconds since 1970, where
+/// A finding with the code of its event, and since when it has been so, in milliseconds since 1970, where
 /// its node knows.
-fn dated(mut ill: Value, nodes: &[Value]) -> Value {
-    let codes = match ill["kind"].as_str() {
+fn dated(mut finding: Value, nodes: &[Value]) -> Value {
+    let codes = match finding["kind"].as_str() {
         Some("alone") => &["alone"][..] as &[&'static str],
         Some("link") => &["mirror_lost"],
         Some("room" | "copy") => &["disk_full", "copy_damaged"],
         Some("failed") => &["program_failed"],
-        _ => return ill,
+        _ => return finding,
     };
-    let row = nodes.iter().find(|n| n["node"] == ill["node"]);
+    let row = nodes.iter().find(|n| n["node"] == finding["node"]);
     let since = |code: &&'static str| Some((*code, row?["since"][*code].as_u64()?));
     if let Some((code, since)) = codes.iter().find_map(since) {
-        ill["code"] = json!(code);
-        ill["since"] = json!(since);
+        finding["code"] = json!(code);
+        finding["since"] = json!(since);
     }
-    ill
+    finding
 }
 
 /// How long ago a time in milliseconds since 1970 was, by this machine's clock.

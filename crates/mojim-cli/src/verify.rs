@@ -88,22 +88,22 @@ impl Verify {
             json["do"] = json!(advice.todo);
             text = format!("{}\n{}", shown(&text), advice.text());
         }
-        let strangers = strangers(&config, volume);
+        let unmanaged = unmanaged_files(&config, volume);
         if self.json {
             let mut json = json;
             json["volume"] = json!(volume.name);
-            if !strangers.is_empty() {
-                json["strangers"] = json!(strangers);
+            if !unmanaged.is_empty() {
+                json["strangers"] = json!(unmanaged);
             }
             output::json(&json)?;
         } else {
             let mut lines = format!("volume {}: {text}\n", volume.name);
-            for (node, s) in &strangers {
-                say_strangers(&mut lines, node, s);
+            for (node, s) in &unmanaged {
+                say_unmanaged(&mut lines, node, s);
             }
             output::text(&lines)?;
         }
-        Ok(match strangers.is_empty() {
+        Ok(match unmanaged.is_empty() {
             true => code,
             false => code.max(1),
         })
@@ -179,7 +179,7 @@ fn odd_by(equals: &[usize]) -> Option<usize> {
 
 /// What lies in the volume's directories past Mojim, by node: on every node it is on that one only.
 /// A node that does not answer any more has said already whether the copies are equal.
-fn strangers(config: &Config, volume: &Volume) -> BTreeMap<String, Value> {
+fn unmanaged_files(config: &Config, volume: &Volume) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     for node in holders(config, volume) {
         let question = Request::Status {
@@ -202,7 +202,7 @@ fn strangers(config: &Config, volume: &Volume) -> BTreeMap<String, Value> {
     all
 }
 
-fn say_strangers(out: &mut String, node: &str, s: &Value) {
+fn say_unmanaged(out: &mut String, node: &str, s: &Value) {
     let path = s["path"].as_str().unwrap_or_default();
     let names = |key: &str| {
         s[key]

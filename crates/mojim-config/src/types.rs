@@ -6,7 +6,7 @@
 //! Invariants:
 //! - A [`Config`] that exists has passed every check: each node that a volume names is in `nodes`
 //!   and stores data, and no two nodes of one host share an address or a directory.
-//! - What a default depends on (other nodes, other keys) is settled here: each field has the value
+//! - What a default depends on (other nodes, other keys) is decided here: each field has the value
 //!   that holds, and a file may give that value itself.
 //! - A text with mistakes gives all of them at once, in line order, each with its key and line; a
 //!   text that is not TOML gives the first place where it stops being TOML.

@@ -153,24 +153,24 @@ impl Failures {
 
 /// What may be missing, by the tables of the guarantees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
+enum Loss {
     /// Nothing.
     Kept,
-    /// The last sync points, after an operator's word.
+    /// The last sync points, after an promotion by hand.
     Part,
     /// Everything: no node serves the volume.
     Lost,
 }
 
-fn word(mode: Mode, failures: Failures) -> Word {
+fn allowed_loss(mode: Mode, failures: Failures) -> Loss {
     use Failures::*;
     match (mode, failures) {
-        (_, APower | BPower) => Word::Kept,
-        (Mode::Async, AGone | AEmpty) => Word::Part,
-        (Mode::SyncDisk, AGone | AEmpty) => Word::Lost,
-        (Mode::SyncDisk, Both) => Word::Part,
-        (Mode::Sync | Mode::SyncDisk, BGone | BEmpty) => Word::Part,
-        _ => Word::Kept,
+        (_, APower | BPower) => Loss::Kept,
+        (Mode::Async, AGone | AEmpty) => Loss::Part,
+        (Mode::SyncDisk, AGone | AEmpty) => Loss::Lost,
+        (Mode::SyncDisk, Both) => Loss::Part,
+        (Mode::Sync | Mode::SyncDisk, BGone | BEmpty) => Loss::Part,
+        _ => Loss::Kept,
     }
 }
 
@@ -357,7 +357,7 @@ struct Row {
     states: u64,
     /// Everything acknowledged was there.
     kept: u64,
-    /// Something was missing that may be missing, after an operator's word.
+    /// Something was missing that may be missing, after an promotion by hand.
     allowed: u64,
     /// Something else was missing, or no node served.
     lost: u64,
@@ -544,7 +544,7 @@ impl Bench {
             let row = rows.entry(key).or_default();
             let judged = judge(
                 outcome,
-                word(mode, failures),
+                allowed_loss(mode, failures),
                 &history.told,
                 moment,
                 &mut models,
@@ -680,13 +680,13 @@ enum Judged {
     Unmountable,
 }
 
-fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [Thread]) -> Judged {
+fn judge(outcome: Outcome, loss: Loss, told: &Told, moment: u64, models: &mut [Thread]) -> Judged {
     let anything = told.ready < moment;
     let (bytes, by_hand, shown) = match outcome {
         Outcome::Unmountable => return Judged::Unmountable,
         // Before the volume exists, no node can be promoted.
         Outcome::Refused(_) if !anything => return Judged::Kept,
-        Outcome::Refused(_) if word == Word::Lost => return Judged::Allowed,
+        Outcome::Refused(_) if loss == Loss::Lost => return Judged::Allowed,
         Outcome::Refused(why) => return Judged::Lost(format!("nobody serves: {why}")),
         Outcome::Found {
             bytes,
@@ -699,9 +699,9 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [T
     }
     if bytes.is_empty() {
         // Files that are made at the start, by sync points of their own.
-        return match (anything, word) {
+        return match (anything, loss) {
             (false, _) => Judged::Kept,
-            (true, Word::Part) if by_hand => Judged::Allowed,
+            (true, Loss::Part) if by_hand => Judged::Allowed,
             _ => Judged::Lost("a file is missing, or has another size".into()),
         };
     }
@@ -724,9 +724,9 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [T
             format!("thread {thread}: step {n} is there, {acknowledged} was acknowledged")
         })
         .collect();
-    match (missing.is_empty(), word) {
+    match (missing.is_empty(), loss) {
         (true, _) => Judged::Kept,
-        (false, Word::Part) if by_hand => Judged::Allowed,
+        (false, Loss::Part) if by_hand => Judged::Allowed,
         _ => Judged::Lost(format!(
             "{}{}",
             missing.join(", "),

@@ -23,11 +23,11 @@ use mojim_crash::{Result, blocks, cache_loss, check, cluster, plug, work};
 #[command(name = "mojim-crash")]
 struct Cli {
     #[command(subcommand)]
-    word: Word,
+    command: Command,
 }
 
 #[derive(Subcommand)]
-enum Word {
+enum Command {
     Work(Work),
     Check(Check),
     CacheLoss(CacheLoss),
@@ -305,12 +305,12 @@ fn kind(name: &str) -> std::result::Result<Kind, String> {
     })
 }
 
-fn run(word: &Word) -> Result<()> {
-    match word {
-        Word::Cluster(c) => cluster(c),
-        Word::Node(n) => parts::run_node(&n.config, &n.name, made(n)),
-        Word::Program(p) => program(p),
-        Word::Plug(p) => {
+fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Cluster(c) => cluster(c),
+        Command::Node(n) => parts::run_node(&n.config, &n.name, made(n)),
+        Command::Program(p) => program(p),
+        Command::Plug(p) => {
             let media = match &p.medium {
                 Some(m) => std::slice::from_ref(m),
                 None => &plug::Medium::ALL,
@@ -325,16 +325,16 @@ fn run(word: &Word) -> Result<()> {
             let told: Vec<_> = reports.iter().map(|r| p.rung.tell(r)).collect();
             told.into_iter().collect()
         }
-        Word::Pressure(p) => p.rung.tell(&plug::pressure::run(&plug::pressure::Options {
+        Command::Pressure(p) => p.rung.tell(&plug::pressure::run(&plug::pressure::Options {
             exe: &std::env::current_exe()?,
             extent: p.rung.extent(p.rounds),
             kernel: &p.kernel,
         })?),
-        Word::Work(w) => {
+        Command::Work(w) => {
             let acks = Acks::open(&w.acks)?;
             work(w.at.subject, &w.at.place(), w.at.seed, w.steps, &acks)
         }
-        Word::Check(c) => {
+        Command::Check(c) => {
             let mut model = Model::new(c.at.seed);
             let started = c.started.unwrap_or(c.acknowledged + 1);
             let place = c.at.place();
@@ -342,12 +342,12 @@ fn run(word: &Word) -> Result<()> {
             println!("step {step}");
             Ok(())
         }
-        Word::CacheLoss(c) => c.rung.tell(&cache_loss::run(&cache_loss::Options {
+        Command::CacheLoss(c) => c.rung.tell(&cache_loss::run(&cache_loss::Options {
             exe: &std::env::current_exe()?,
             extent: c.rung.extent(c.rounds),
             file_system: c.file_system.clone(),
         })?),
-        Word::Blocks(b) => b.rung.tell(&blocks::run(&blocks::Options {
+        Command::Blocks(b) => b.rung.tell(&blocks::run(&blocks::Options {
             extent: b.rung.extent(b.states),
             of_each: b.of_each,
             steps: b.steps,
@@ -413,7 +413,7 @@ fn cluster(c: &Cluster) -> Result<()> {
 
 fn main() -> ExitCode {
     plug::be_guest();
-    match run(&Cli::parse().word) {
+    match run(&Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("mojim-crash: {e}");

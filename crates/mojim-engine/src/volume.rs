@@ -312,7 +312,7 @@ impl Volume {
         let inner = &self.0;
         // While `names` is held no region comes or goes.
         let mut names = lock(&inner.names);
-        match inner.settle_names(&mut names) {
+        match inner.finish_names(&mut names) {
             Err(e) if unmap => return Err(e),
             settled => done = done.and(settled),
         }

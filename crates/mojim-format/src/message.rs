@@ -229,7 +229,7 @@ impl Message for Welcome {
 #[repr(u16)]
 pub enum RefuseCode {
     /// Another cluster, volume, node or version was meant.
-    Stranger = 1,
+    UnknownPeer = 1,
     /// The epoch is below the promised one, or the session that was named is over.
     StaleEpoch = 2,
     /// The node knows a newer view than the sender, or another primary.
@@ -248,7 +248,7 @@ impl RefuseCode {
     /// The code of this number; `Protocol` for an unknown number.
     pub fn from_number(number: u16) -> RefuseCode {
         use RefuseCode::*;
-        [Stranger, StaleEpoch, Superseded, Busy, Foreign, Poisoned]
+        [UnknownPeer, StaleEpoch, Superseded, Busy, Foreign, Poisoned]
             .into_iter()
             .find(|c| *c as u16 == number)
             .unwrap_or(Protocol)

@@ -646,7 +646,7 @@ impl Heap {
         inner.space.sync(&inner.shared.slabs.mappings())?;
         drop(whole);
         inner.synced.fetch_max(this, SeqCst);
-        inner.settle_freed(this);
+        inner.release_freed(this);
         Ok(())
     }
 
@@ -838,7 +838,7 @@ impl Inner {
     #[inline]
     fn stamp(&self, cache: &mut Blocks, begun: u64) {
         if cache.stamp != begun {
-            self.settle_cache(cache);
+            self.recycle_cache(cache);
             cache.stamp = begun;
         }
     }
@@ -858,7 +858,7 @@ impl Inner {
                 (self.shared.slabs).take(class, 1, &mut one, owners::NOBODY, &*self.space)?;
                 return Ok(one[0]);
             };
-            self.settle_cache(cache);
+            self.recycle_cache(cache);
             let owner = cache.owner;
             let ready = &mut cache.of(class).ready;
             if ready.is_empty() {
@@ -923,7 +923,7 @@ impl Inner {
         // A sync may have succeeded meanwhile.
         let synced = self.synced.load(Acquire);
         if stamp < synced {
-            self.settle_freed(synced);
+            self.release_freed(synced);
         }
     }
 
@@ -952,7 +952,7 @@ impl Inner {
 
     /// What a thread has freed before the last sync began is ready now; what is older than that
     /// and not covered by one goes where all threads find it.
-    fn settle_cache(&self, cache: &mut Blocks) {
+    fn recycle_cache(&self, cache: &mut Blocks) {
         let covered = cache.stamp < self.synced.load(Acquire);
         if !covered && cache.stamp == self.shared.begun.load(Acquire) {
             return;
@@ -977,7 +977,7 @@ impl Inner {
     }
 
     /// What was freed before the sync `this` began, which has succeeded, is free.
-    fn settle_freed(&self, this: u64) {
+    fn release_freed(&self, this: u64) {
         let mut all = lock(&self.freed);
         let covered = |rows: &mut Vec<Freed>| -> Vec<Freed> {
             rows.extract_if(.., |f| f.stamp < this).collect()

@@ -1,4 +1,4 @@
-//! Where connections come in: strangers are turned away here.
+//! Where connections come in: unknown peers are turned away here.
 //!
 //! Owns connections that have not proved a name yet, in a cluster with keys.
 //! One thread sees to all of them and never waits for one. Invariants:

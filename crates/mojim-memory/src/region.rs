@@ -440,7 +440,7 @@ impl Region {
 
     /// The file has this size, in its record and its data file: gives the memory
     /// this size too, before any call touches it.
-    pub fn settle(&self, size: u64) -> Result<()> {
+    pub fn apply_size(&self, size: u64) -> Result<()> {
         let valid = self.of_size(size);
         {
             // A thread that shuts the chunks that this opens holds the images too.

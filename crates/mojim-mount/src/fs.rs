@@ -234,7 +234,7 @@ impl Fs {
         let names = names
             .map(|(n, _, size)| read_all(&volume, n, size).map(|b| (n, b)))
             .transpose()?;
-        let foreign = volume.strangers()?;
+        let foreign = volume.unmanaged_files()?;
         let asker = Asker {
             uid,
             gid,

@@ -54,7 +54,7 @@ impl Node {
         while !self.stopping.load(Acquire) {
             self.heals
                 .wait_unless(|| self.stopping.load(Acquire), EVERY);
-            let asked = std::mem::take(&mut held.known().unsettled);
+            let asked = std::mem::take(&mut held.known().open_tail);
             let waits = self.env.now() < next;
             // A comparison does not shorten the wait after a failure.
             let asked = asked && !(waits && held.known().unhealed.is_some());
@@ -116,11 +116,11 @@ impl Node {
     /// committed. If this copy leads and nobody uses it, that is decided soon; returns
     /// whether it is. This copy may be in order itself: a program that detaches as its
     /// link breaks has committed records of which the mirror never hears that they are.
-    pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
+    pub(super) fn decide_open_tail(&self, v: &Volume) -> Result<bool> {
         self.end_look(v);
         let open = v.mirror.is_some() && self.leads_unused(v)?.is_some();
         if open {
-            self.of(v).known().unsettled = true;
+            self.of(v).known().open_tail = true;
         }
         Ok(open)
     }

@@ -62,18 +62,18 @@ pub(crate) struct Known {
     /// Why the copy could not be opened or made persistent the last time, and the
     /// superblock's sequence then. Another sequence now means that the copy was used
     /// since, and voids this.
-    pub(crate) ill: Option<(Option<u64>, Error)>,
+    pub(crate) copy_error: Option<(Option<u64>, Error)>,
     /// If a program left the copy without detaching: the superblock's sequence when this
     /// node looked, and up to which LSN it found records; `None` if it could not look.
-    pub(crate) settled: Option<(u64, Option<u64>)>,
+    pub(crate) left_tail: Option<(u64, Option<u64>)>,
     /// When a program last asked this node to give way.
     pub(crate) gave_way: Option<Duration>,
     /// How many looks this node has at the copy at present.
     pub(crate) looks: usize,
     /// What lies in the volume's directory past Mojim, as last found.
-    pub(crate) strangers: Option<Value>,
-    /// Strangers are looked for just now.
-    pub(crate) looks_for_strangers: bool,
+    pub(crate) unmanaged_files: Option<Value>,
+    /// Unmanaged files are looked for just now.
+    pub(crate) looks_for_unmanaged: bool,
     /// The promotion that an operator asked for last, until its outcome was told.
     pub(crate) promotion: Option<Arc<Promotion>>,
     /// A promotion failed, and may be agreed to in the register all the same.
@@ -82,7 +82,7 @@ pub(crate) struct Known {
     pub(crate) healing: Option<Arc<AtomicBool>>,
     /// Copies are compared, and the last program left records that may or may not be
     /// committed.
-    pub(crate) unsettled: bool,
+    pub(crate) open_tail: bool,
     /// Why the last try to bring the mirror up to date failed.
     pub(crate) unhealed: Option<String>,
     /// Why this node does not take the place of its primary, which is silent.

@@ -85,7 +85,7 @@ impl Node {
                 };
                 let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
                 // The lock is tried last: whoever is about to open the copy would find it held.
-                let is_due = self.settled(&v, sb.sequence).is_none()
+                let is_due = self.left_tail(&v, sb.sequence).is_none()
                     || self.is_another_log(&v, seen)
                     || self.may_have_room(&v, seen);
                 if !(unclean && is_due) || self.of(&v).is_open() || self.in_use(&v) {
@@ -106,7 +106,12 @@ impl Node {
     /// Whether the last look found no room, [`FULL`] rounds ago: what the program committed is in
     /// memory alone for so long.
     fn may_have_room(&self, v: &Volume, seen: &mut Seen) -> bool {
-        let found = self.of(v).known().ill.as_ref().map(|(_, e)| is_full(e));
+        let found = self
+            .of(v)
+            .known()
+            .copy_error
+            .as_ref()
+            .map(|(_, e)| is_full(e));
         seen.full = match found {
             Some(true) => seen.full + 1,
             _ => 0,
@@ -146,7 +151,12 @@ impl Node {
     /// Looks at a copy that a program left, and makes its records persistent.
     fn look_at_left(&self, v: &Volume, sb: &Superblock, told: &mut Option<u64>) {
         let _look = self.of(v).look();
-        let last = self.of(v).known().ill.as_ref().map(|(_, e)| e.to_string());
+        let last = self
+            .of(v)
+            .known()
+            .copy_error
+            .as_ref()
+            .map(|(_, e)| e.to_string());
         let opened = Store::open(&self.env, self.spec(v));
         // A disk that stays full is told of once.
         let is_new = |e: &Error| last.as_ref() != Some(&e.to_string());
@@ -179,7 +189,7 @@ impl Node {
                     Err(_) => {}
                 }
                 let found = (s.superblock().sequence, Some(before));
-                self.of(v).known().settled = Some(found);
+                self.of(v).known().left_tail = Some(found);
             }
             Err(Error::Busy(_)) => {}
             Err(e) => {
@@ -190,7 +200,7 @@ impl Node {
                 let meta = layout::meta_dir(&self.me, &v.name);
                 let now = read_superblock(&*self.env, &meta).ok().flatten();
                 let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
-                self.of(v).known().settled = Some((sequence, None));
+                self.of(v).known().left_tail = Some((sequence, None));
             }
         }
     }

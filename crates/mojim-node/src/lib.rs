@@ -39,7 +39,7 @@
 //! register does not name is refused here (`may_greet`). `held.rs` is what a node has of one
 //! volume, with its locks. `serve_lane` and `checkpoint_loop` here step a mirror's lanes and
 //! checkpoints. `promote.rs` promotes by an operator's word. `readers.rs` answers pages and records
-//! as of one LSN. `contents.rs` answers sums for `mojim verify`. `strangers.rs` finds files that
+//! as of one LSN. `contents.rs` answers sums for `mojim verify`. `unmanaged_files.rs` finds files that
 //! are in no catalogue. `speaks_as` asks for the proof of a name on links, `requests.rs` on
 //! requests. There is a register for volumes with `failover = "automatic"` (`register` here). The
 //! daemon imports the engine, to heal a copy as a program would.
@@ -62,9 +62,9 @@ mod left;
 mod promote;
 pub mod readers;
 mod requests;
-mod strangers;
 #[cfg(test)]
 mod tests;
+mod unmanaged_files;
 mod watch;
 
 use mojim_config::{Config, Failover, Node as NodeConfig, Volume};
@@ -116,7 +116,7 @@ pub struct Node {
     /// Wakes the threads that heal: this node stops, or a program asks it to give way.
     heals: Event,
     /// Greetings that were refused, and are not told yet.
-    strangers: Mutex<Refusals>,
+    refusals: Mutex<Refusals>,
     links: AtomicUsize,
     streams: AtomicUsize,
     stopping: AtomicBool,
@@ -209,7 +209,7 @@ impl Node {
             held: held.map(|v| (v.name.clone(), Held::new(v))).collect(),
             heals: Event::default(),
             views,
-            strangers: Mutex::default(),
+            refusals: Mutex::default(),
             links: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -277,7 +277,7 @@ impl Node {
     /// Remembers for status requests whether this node's copy could be used. `Busy`
     /// changes nothing: it only says that another process uses the copy.
     fn note<T>(&self, v: &Volume, how: &Result<T>) {
-        let ill = match how {
+        let copy_error = match how {
             Ok(_) => None,
             Err(Error::Busy(_)) => return,
             Err(e) => {
@@ -286,7 +286,7 @@ impl Node {
                 Some((sequence, e.clone()))
             }
         };
-        self.of(v).known().ill = ill;
+        self.of(v).known().copy_error = copy_error;
     }
 
     /// Opens a copy that nobody uses, for a look. An error is noted: opening voids what was noted
@@ -313,15 +313,15 @@ impl Node {
 
     /// Up to which LSN this node found records in a copy that a program left. `None` if
     /// it has not looked since the copy was last used, `Some(None)` if it could not look.
-    fn settled(&self, v: &Volume, sequence: u64) -> Option<Option<u64>> {
-        let (at, found) = self.of(v).known().settled?;
+    fn left_tail(&self, v: &Volume, sequence: u64) -> Option<Option<u64>> {
+        let (at, found) = self.of(v).known().left_tail?;
         (at == sequence).then_some(found)
     }
 
     /// The error that was noted for a copy, if nobody has used the copy since.
     fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<Error> {
         let known = self.of(v).known();
-        let (at, why) = known.ill.as_ref()?;
+        let (at, why) = known.copy_error.as_ref()?;
         (*at == sequence).then(|| why.clone())
     }
 
@@ -595,7 +595,7 @@ impl Node {
             if let Some(text) = door.refusals() {
                 warn!(node = %self.me.name, code = "refused", "{text}");
             }
-            self.tell_strangers();
+            self.tell_refusals();
             let conn = match next {
                 Ok(Some(c)) => c,
                 Ok(None) => continue,
@@ -646,7 +646,7 @@ impl Node {
             Ok(x) => x,
             Err(e @ Error::Protocol(_)) => {
                 let no = Refusal {
-                    code: RefuseCode::Stranger,
+                    code: RefuseCode::UnknownPeer,
                     text: e.to_string(),
                 };
                 refuse(&mut wire, 0, &no);
@@ -685,16 +685,16 @@ impl Node {
     }
 
     /// Tells of refused greetings, unless it has told of others just now.
-    fn tell_strangers(&self) {
-        let text = lock(&self.strangers).take();
+    fn tell_refusals(&self) {
+        let text = lock(&self.refusals).take();
         if let Some(text) = text {
             warn!(node = %self.me.name, code = "refused", "{text}");
         }
     }
 
-    fn stranger(&self, text: String) -> Refusal {
+    fn unknown_peer(&self, text: String) -> Refusal {
         Refusal {
-            code: RefuseCode::Stranger,
+            code: RefuseCode::UnknownPeer,
             text,
         }
     }
@@ -703,15 +703,15 @@ impl Node {
     fn speaks_as(&self, conn: &dyn Conn, name: &str, v: &Volume) -> Result<(), Refusal> {
         match conn.proof() {
             Proof::Nothing | Proof::Local => Ok(()),
-            Proof::Node { name: proved, .. } if proved != name => Err(self.stranger(format!(
+            Proof::Node { name: proved, .. } if proved != name => Err(self.unknown_peer(format!(
                 "node {proved}, by its certificate, speaks as {name:?}"
             ))),
             Proof::Node { encrypted, .. } if v.encrypt && !encrypted => {
-                Err(self.stranger(format!("the links of volume {} are encrypted", v.name)))
+                Err(self.unknown_peer(format!("the links of volume {} are encrypted", v.name)))
             }
             Proof::Node { .. } => Ok(()),
             Proof::Client { .. } => {
-                Err(self.stranger("a client's certificate is no node's".into()))
+                Err(self.unknown_peer("a client's certificate is no node's".into()))
             }
         }
     }
@@ -719,7 +719,7 @@ impl Node {
     /// The volume that a peer names, if this node holds it.
     fn meant(&self, cluster: &str, volume: &str) -> Result<Volume, Refusal> {
         if cluster != self.config.cluster {
-            return Err(self.stranger(format!(
+            return Err(self.unknown_peer(format!(
                 "this is cluster {:?}, not {cluster:?}",
                 self.config.cluster
             )));
@@ -727,15 +727,17 @@ impl Node {
         self.held
             .get(volume)
             .map(|h| h.volume.clone())
-            .ok_or_else(|| self.stranger(format!("node {} has no volume {volume:?}", self.me.name)))
+            .ok_or_else(|| {
+                self.unknown_peer(format!("node {} has no volume {volume:?}", self.me.name))
+            })
     }
 
     fn serve_control(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
         let (mirror, hello, led) = match self.greeted(&*wire.conn, body) {
             Ok(x) => x,
             Err(no) => {
-                lock(&self.strangers).note(&wire.conn.peer(), &no.text);
-                self.tell_strangers();
+                lock(&self.refusals).note(&wire.conn.peer(), &no.text);
+                self.tell_refusals();
                 refuse(&mut wire, f.epoch, &no);
                 wire.conn.close();
                 return;
@@ -779,16 +781,16 @@ impl Node {
         conn: &dyn Conn,
         body: &[u8],
     ) -> Result<(Arc<Mirror>, Hello, Option<Volume>), Refusal> {
-        let h = Hello::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+        let h = Hello::decode(body).map_err(|e| self.unknown_peer(e.to_string()))?;
         let v = self.meant(&h.cluster, &h.volume)?;
         if h.to != self.me.name {
-            return Err(self.stranger(format!(
+            return Err(self.unknown_peer(format!(
                 "this is node {}, not {:?}: two nodes share an address",
                 self.me.name, h.to
             )));
         }
         if h.from == self.me.name || !v.data_nodes().contains(&h.from.as_str()) {
-            return Err(self.stranger(format!(
+            return Err(self.unknown_peer(format!(
                 "volume {} has no node {:?} besides {}",
                 v.name, h.from, self.me.name
             )));
@@ -842,7 +844,7 @@ impl Node {
         };
         let begun = reg.epoch.max(view.epoch);
         if !may_promise(h.epoch, begun, promised) {
-            return Err(self.stranger(format!(
+            return Err(self.unknown_peer(format!(
                 "epoch {} was asked for; nobody can have come as far from epoch {begun}",
                 h.epoch
             )));
@@ -854,7 +856,7 @@ impl Node {
         let code = match h.backup {
             _ if reg.epoch > h.view => RefuseCode::Superseded,
             true => RefuseCode::Busy,
-            false => RefuseCode::Stranger,
+            false => RefuseCode::UnknownPeer,
         };
         Err(Refusal {
             code,
@@ -938,7 +940,7 @@ impl Node {
 
     fn serve_lane(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
         let found = (|| -> Result<(Arc<Mirror>, Lane, Duration), Refusal> {
-            let l = Lane::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+            let l = Lane::decode(body).map_err(|e| self.unknown_peer(e.to_string()))?;
             let (m, v) = self.joined(&*wire.conn, &l.cluster, &l.volume)?;
             Ok((m, l, v.spin))
         })();
@@ -1010,7 +1012,7 @@ impl Node {
 
     fn serve_stream(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
         let found = (|| -> Result<(Arc<Mirror>, CopyStream), Refusal> {
-            let s = CopyStream::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+            let s = CopyStream::decode(body).map_err(|e| self.unknown_peer(e.to_string()))?;
             let (m, _) = self.joined(&*wire.conn, &s.cluster, &s.volume)?;
             Ok((m, s))
         })();

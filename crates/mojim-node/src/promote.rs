@@ -254,7 +254,7 @@ impl Node {
             if let Some((ago, who)) = m.live_primary() {
                 let mirror = reg.mirror.as_ref().map_or("", |m| &*m.node);
                 let alive = heard(&m, &who, ago, reg.epoch);
-                return Err(self.is_alive(v, &who, mirror, &alive));
+                return Err(self.refusal_beside_living(v, &who, mirror, &alive));
             }
             self.ask_others(v)?;
             if !m.is_member(reg) {
@@ -421,7 +421,7 @@ impl Node {
 
     /// The refusal of a promotion beside a primary, `who`, or a node that follows it, that is
     /// heard: `alive` says which. `mirror`: the view's, or empty if it has none.
-    fn is_alive(&self, v: &Volume, who: &str, mirror: &str, alive: &str) -> Error {
+    fn refusal_beside_living(&self, v: &Volume, who: &str, mirror: &str, alive: &str) -> Error {
         let (me, volume) = (&self.me.name, &v.name);
         let alive = format!("volume {volume}: {alive}");
         if mirror == me {
@@ -474,7 +474,7 @@ impl Node {
                     true if who == v.primary => v.mirror.as_deref().unwrap_or(""),
                     _ => &view.mirror,
                 };
-                self.is_alive(v, &who, mirror, &alive)
+                self.refusal_beside_living(v, &who, mirror, &alive)
             }
             Refusal::Contested(o) => {
                 let what = match o.epoch > view.epoch {

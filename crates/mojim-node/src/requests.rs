@@ -2,7 +2,7 @@
 //!
 //! Owns the meaning of requests (`docs/reference/requests.md`, "Requests"); `lib.rs` accepts their
 //! links. Requests about the bytes of data files are in `contents`, those of readers in
-//! `readers`, `promote` in `promote`, `settle` and `give_way` in `heal`.
+//! `readers`, `promote` in `promote`, `decide_open_tail` and `give_way` in `heal`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
@@ -194,7 +194,9 @@ impl Node {
                 self.status_of(&asked, register)
             }
             Request::Standing { volume } => Ok(json!(self.standing(&self.held(&volume)?))),
-            Request::Settle { volume } => self.settle(&self.held(&volume)?).map(Value::Bool),
+            Request::Settle { volume } => {
+                self.decide_open_tail(&self.held(&volume)?).map(Value::Bool)
+            }
             Request::Post { volume, wait } => {
                 let wait = Duration::from_millis(wait).min(MAX_WAIT);
                 Ok(json!(self.await_post(&self.held(&volume)?, wait)?))
@@ -559,12 +561,12 @@ impl Node {
         // a program may have the copy.
         let attached = self.attached(v);
         let healing = self.is_healing(v);
-        let ill = || {
+        let copy_error = || {
             let noted = self.noted(v, Some(sb.sequence)).map(|e| e.cause());
             noted.or_else(|| self.seen_damaged(v, sb))
         };
         let left = sb.logs != 0 && !attached && !healing;
-        let settled = self.settled(v, sb.sequence).flatten().filter(|_| left);
+        let left_tail = self.left_tail(v, sb.sequence).flatten().filter(|_| left);
         let live = self.live(v).filter(|_| sb.logs != 0);
         let live = |what: Live| live.map(|l| l[what as usize]);
         let last = live(Live::Last).filter(|last| *last >= sb.checkpoint);
@@ -572,12 +574,12 @@ impl Node {
             state: copy_state(sb.state),
             epoch: sb.view.epoch,
             primary: sb.view.primary.clone(),
-            last_lsn: settled.or(last).unwrap_or(sb.checkpoint),
+            last_lsn: left_tail.or(last).unwrap_or(sb.checkpoint),
             checkpoint: sb.checkpoint,
             persistent: false,
             attached: attached.then(|| last.and_then(|_| live(Live::Pid)).unwrap_or(0)),
             distrusted: false,
-            error: (!attached && !healing).then(ill).flatten(),
+            error: (!attached && !healing).then(copy_error).flatten(),
             known: None,
         }
     }
@@ -585,7 +587,7 @@ impl Node {
     /// All that is known of a volume here, for `mojim status`.
     fn status(&self, v: &Volume, register: bool) -> Result<Value> {
         // A copy that is kept open for the next look counts as used: its files could not be
-        // compared with its catalogue, and `verify`, which asks this last, named no strangers.
+        // compared with its catalogue, and `verify`, which asks this last, named no unmanaged files.
         self.end_look(v);
         let mirror = self.of(v).mirror();
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
@@ -624,9 +626,9 @@ impl Node {
         };
         if sb.state == State::Whole
             && out["error"].is_null()
-            && let Some(strangers) = self.strangers(v)
+            && let Some(unmanaged_files) = self.unmanaged_files(v)
         {
-            out["strangers"] = strangers;
+            out["strangers"] = unmanaged_files;
         }
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
@@ -742,7 +744,7 @@ impl Node {
             return;
         }
         if attached.is_none() && !healing {
-            match self.settled(v, sb.sequence) {
+            match self.left_tail(v, sb.sequence) {
                 // The `rings` thread has not looked yet at what a program left.
                 None => out["settling"] = json!(true),
                 Some(Some(_)) => return,

@@ -684,7 +684,7 @@ fn a_copy_that_found_no_room_is_looked_at_again() {
         let sb = read_superblock(&*env, &layout::meta_dir(me, "v"));
         sb.unwrap().unwrap().sequence
     };
-    let found = || a.node.settled(&v, sequence()).flatten();
+    let found = || a.node.left_tail(&v, sequence()).flatten();
     let within = |what: &str| {
         let begun = std::time::Instant::now();
         while found().is_none() {
@@ -697,25 +697,25 @@ fn a_copy_that_found_no_room_is_looked_at_again() {
     let failed = |errno: i32| {
         let e = Error::io("locking it", &std::io::Error::from_raw_os_error(errno));
         let mut known = a.node.of(&v).known();
-        known.ill = Some((Some(sequence()), e));
-        known.settled = Some((sequence(), None));
+        known.copy_error = Some((Some(sequence()), e));
+        known.left_tail = Some((sequence(), None));
     };
     failed(libc::ENOSPC);
     within("a copy for which there was no room is looked at again");
-    assert!(a.node.of(&v).known().ill.is_none());
+    assert!(a.node.of(&v).known().copy_error.is_none());
 }
 
 /// A file that somebody had put there was not named in eight looks of eight: each checkpoint changes the
 /// superblock, and what a look had found meanwhile was dropped.
 #[test]
-fn strangers_are_seen_while_the_superblock_changes() {
+fn unmanaged_files_are_seen_while_the_superblock_changes() {
     let place = Place::new();
     place.has_a_copy();
     let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
     let me = place.config.node("a").unwrap();
     let v = place.config.volumes["v"].clone();
     let a = place.start();
-    std::fs::write(layout::data_dir(me, "v").join("stranger"), "x").unwrap();
+    std::fs::write(layout::data_dir(me, "v").join("unmanaged"), "x").unwrap();
     let sequence = || {
         let sb = read_superblock(&*env, &layout::meta_dir(me, "v"));
         sb.unwrap().unwrap().sequence
@@ -732,13 +732,13 @@ fn strangers_are_seen_while_the_superblock_changes() {
         let begun = std::time::Instant::now();
         let found = loop {
             let before = sequence();
-            let found = a.node.strangers(&v).filter(|_| sequence() != before);
+            let found = a.node.unmanaged_files(&v).filter(|_| sequence() != before);
             if found.is_some() || begun.elapsed() > Duration::from_secs(60) {
                 break found;
             }
         };
         over.store(true, SeqCst);
-        assert_eq!(found.expect("it is seen")["unknown"], json!(["stranger"]));
+        assert_eq!(found.expect("it is seen")["unknown"], json!(["unmanaged"]));
     });
 }
 

@@ -228,7 +228,7 @@ impl Node {
     fn found_no_room(&self, v: &Volume) -> bool {
         let passes = {
             let known = self.of(v).known();
-            known.ill.as_ref().is_some_and(|(_, e)| is_full(e)) || known.unopened.is_some()
+            known.copy_error.as_ref().is_some_and(|(_, e)| is_full(e)) || known.unopened.is_some()
         };
         passes && self.follows(v).unwrap_or(false) && !self.in_use(v)
     }

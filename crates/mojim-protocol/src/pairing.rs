@@ -120,10 +120,10 @@ pub fn may_promise(epoch: u64, begun: u64, promised: u64) -> bool {
 }
 
 /// Whether a primary, which then begins a later epoch, believes that a node that follows it has
-/// promised `epoch`. A stranger may have had that node promise [`FAR`] more than was begun, and a
+/// promised `epoch`. An unknown peer may have had that node promise [`FAR`] more than was begun, and a
 /// little more with each question after that: so this bound is [`FAR`] above the other one, and
 /// leaves room below that of the register ([`crate::view::Register::is_near`]). At the same bound,
-/// the second question of a stranger kept every primary from attaching.
+/// the second question of an unknown peer kept every primary from attaching.
 pub fn may_outbid(epoch: u64, begun: u64, promised: u64) -> bool {
     let further = match begun {
         0 => 0,
@@ -300,10 +300,10 @@ mod tests {
         }
     }
 
-    /// A stranger asked a mirror for as much as it promises, and then for a little more: no
+    /// An unknown peer asked a mirror for as much as it promises, and then for a little more: no
     /// primary followed on that, since it believed no more than a mirror promises at once.
     #[test]
-    fn a_primary_follows_on_what_a_stranger_can_have_had_promised() {
+    fn a_primary_follows_on_what_an_unknown_peer_can_have_had_promised() {
         let (begun, mut promised) = (7, 7);
         for step in 0..100_000 {
             let next = match step {

@@ -894,9 +894,9 @@ impl Step<'_> {
         self.send(1 - n, link, Body::Hello { epoch, view });
     }
 
-    /// `Session::settle`, as far as the mirror's membership goes. False if
+    /// `Session::check_membership`, as far as the mirror's membership goes. False if
     /// there is nothing to do.
-    fn settle(&mut self, n: u8) -> bool {
+    fn check_membership(&mut self, n: u8) -> bool {
         let early = self.m.broken.admit_early;
         let me = self.me(n).member();
         let node = self.node(n);
@@ -1472,7 +1472,7 @@ impl Model for Cluster {
             }
             Action::GiveUpMirror(n) => t.give_up_mirror(n),
             Action::Settle(n) => {
-                if !t.settle(n) {
+                if !t.check_membership(n) {
                     return None;
                 }
             }

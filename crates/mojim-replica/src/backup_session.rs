@@ -393,7 +393,8 @@ impl BackupSession {
 
     fn refused(&mut self, r: Refuse) -> Error {
         // A copy takes long; and what an operator has to look at does not pass by itself.
-        if self.is_copying_out() || matches!(r.code, RefuseCode::Stranger | RefuseCode::Foreign) {
+        if self.is_copying_out() || matches!(r.code, RefuseCode::UnknownPeer | RefuseCode::Foreign)
+        {
             self.backoff = COPY_AGAIN;
         }
         if r.code == RefuseCode::StaleEpoch {

@@ -50,7 +50,7 @@ pub struct Page(Memory);
 
 #[derive(Clone, Copy)]
 #[repr(usize)]
-enum Word {
+enum Field {
     Head = 0,
     Committed = 8,
     /// Its processor's number plus one; 0 if that is not known.
@@ -74,34 +74,34 @@ impl Page {
         &self.0
     }
 
-    fn word(&self, w: Word) -> &AtomicU64 {
+    fn field(&self, field: Field) -> &AtomicU64 {
         // SAFETY: inside the page, 8-aligned, used only as AtomicU64 here and
         // by the peer; any value is a valid u64.
-        unsafe { &*(self.0.ptr().add(w as usize) as *const AtomicU64) }
+        unsafe { &*(self.0.ptr().add(field as usize) as *const AtomicU64) }
     }
 
-    fn sleeper(&self, w: Word) -> &AtomicU32 {
+    fn sleeper(&self, field: Field) -> &AtomicU32 {
         // SAFETY: as above; the low half of the word (little-endian) is used
         // as the futex.
-        unsafe { &*(self.0.ptr().add(w as usize) as *const AtomicU32) }
+        unsafe { &*(self.0.ptr().add(field as usize) as *const AtomicU32) }
     }
 
     /// Publishes the primary's head; wakes a sleeping mirror.
     #[inline]
     fn publish(&self, head: u64, committed: u64) {
-        self.word(Word::Committed).store(committed, Relaxed);
-        self.word(Word::Head).store(head, Release);
-        self.wake(Word::MirrorSleeps);
+        self.field(Field::Committed).store(committed, Relaxed);
+        self.field(Field::Head).store(head, Release);
+        self.wake(Field::MirrorSleeps);
     }
 
     /// Says where the primary publishes.
     fn publish_processor(&self) {
         let here = processor().map_or(0, |here| here as u64 + 1);
-        self.word(Word::Processor).store(here, Relaxed);
+        self.field(Field::Processor).store(here, Relaxed);
     }
 
     #[inline]
-    fn wake(&self, who: Word) {
+    fn wake(&self, who: Field) {
         // Pairs with the fence in `sleep`: either the sleeper sees the new
         // position, or this sees that it sleeps.
         fence(SeqCst);
@@ -111,7 +111,7 @@ impl Page {
         }
     }
 
-    fn sleep(&self, who: Word, ready: impl Fn() -> bool, timeout: Duration) {
+    fn sleep(&self, who: Field, ready: impl Fn() -> bool, timeout: Duration) {
         self.sleeper(who).store(1, Relaxed);
         fence(SeqCst);
         if !ready() {
@@ -319,14 +319,14 @@ impl Rx {
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Ack>> {
         if let Carrier::Shared(page) = &self.carrier {
-            let acked = page.word(Word::Acked).load(Acquire);
-            let waits = page.word(Word::Waits).load(Relaxed);
+            let acked = page.field(Field::Acked).load(Acquire);
+            let waits = page.field(Field::Waits).load(Relaxed);
             if acked != self.last || waits != self.waits {
                 let said = waits != self.waits;
                 (self.last, self.waits) = (acked, waits);
                 return Ok(Some(Ack {
                     lsn: acked,
-                    level: page.word(Word::Level).load(Relaxed) as u16,
+                    level: page.field(Field::Level).load(Relaxed) as u16,
                     waits: said,
                 }));
             }
@@ -416,8 +416,8 @@ impl Rx {
         self.waited = true;
         match &self.carrier {
             Carrier::Shared(page) => page.sleep(
-                Word::PrimarySleeps,
-                || page.word(Word::Acked).load(Acquire) != self.last,
+                Field::PrimarySleeps,
+                || page.field(Field::Acked).load(Acquire) != self.last,
                 timeout,
             ),
             Carrier::Stream => {
@@ -473,13 +473,13 @@ impl RingIn {
 
     /// The processor on which the primary last published.
     pub fn processor(&self) -> Option<usize> {
-        let said = self.page.word(Word::Processor).load(Relaxed);
+        let said = self.page.field(Field::Processor).load(Relaxed);
         usize::try_from(said).ok()?.checked_sub(1)
     }
 
     /// The committed LSN as the primary last said.
     pub fn committed(&self) -> u64 {
-        self.page.word(Word::Committed).load(Relaxed)
+        self.page.field(Field::Committed).load(Relaxed)
     }
 
     fn copy(&self, off: usize, to: &mut [u8]) {
@@ -519,7 +519,7 @@ impl RingIn {
     #[inline]
     pub fn front(&mut self) -> Result<Front> {
         loop {
-            let head = self.page.word(Word::Head).load(Acquire);
+            let head = self.page.field(Field::Head).load(Acquire);
             if head == self.at {
                 return Ok(Front::Nothing);
             }
@@ -569,21 +569,21 @@ impl RingIn {
     /// Acknowledges up to `lsn`; wakes a sleeping primary.
     #[inline]
     pub fn ack(&self, lsn: u64, level: u16) {
-        self.page.word(Word::Level).store(level as u64, Relaxed);
-        self.page.word(Word::Acked).store(lsn, Release);
-        self.page.wake(Word::PrimarySleeps);
+        self.page.field(Field::Level).store(level as u64, Relaxed);
+        self.page.field(Field::Acked).store(lsn, Release);
+        self.page.wake(Field::PrimarySleeps);
     }
 
     /// Says that what has come is not taken yet, since a backup lacks too much.
     pub fn say_waits(&self) {
-        self.page.word(Word::Waits).fetch_add(1, Relaxed);
+        self.page.field(Field::Waits).fetch_add(1, Relaxed);
     }
 
     /// Blocks until something may have come, or `timeout`.
     pub fn wait(&self, timeout: Duration) {
         self.page.sleep(
-            Word::MirrorSleeps,
-            || self.page.word(Word::Head).load(Acquire) > self.at,
+            Field::MirrorSleeps,
+            || self.page.field(Field::Head).load(Acquire) > self.at,
             timeout,
         );
     }

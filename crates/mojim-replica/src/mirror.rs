@@ -273,14 +273,14 @@ impl Mirror {
     }
 
     /// The records here may change: none is forwarded meanwhile.
-    fn unsettle(&self) {
+    fn stop_forwarding(&self) {
         self.term.store(0, SeqCst);
         self.store.revoke_pauses();
         self.backups.work.notify();
     }
 
     /// The records here stand from now on; more are only added.
-    fn settle(&self) {
+    fn start_forwarding(&self) {
         self.backups.cut(&self.store);
         let number = self.terms.fetch_add(1, SeqCst) + 1;
         self.term.store(number, SeqCst);
@@ -350,7 +350,7 @@ impl Mirror {
     pub fn close(&self) {
         self.closed.store(true, SeqCst);
         let _change = lock(&self.change);
-        self.unsettle();
+        self.stop_forwarding();
         self.stop_session();
         self.room.notify();
         self.checkpoint_work.notify();
@@ -388,7 +388,7 @@ impl Mirror {
         *lock(&self.upstream) = h.from.clone();
         self.as_backup.store(h.backup, Release);
         let generation = self.generation.fetch_add(1, SeqCst) + 1;
-        self.unsettle();
+        self.stop_forwarding();
         self.stop_session();
         h.from.clone_into(&mut lock(&self.greeted));
         if h.epoch > sb.promised {
@@ -396,7 +396,7 @@ impl Mirror {
             // that has everything, as soon as its primary, or whoever attaches, has greeted it.
             let missed = h.view > sb.promised && !self.store.spec().by_hand;
             match missed && !self.store.mutations.forget_miss.is_on() {
-                true => self.store.promise_as_stranger(h.epoch)?,
+                true => self.store.promise_as_nonmember(h.epoch)?,
                 false => self.store.promise(h.epoch)?,
             }
         }
@@ -409,7 +409,7 @@ impl Mirror {
             return Ok(());
         }
         Err(Refusal::new(
-            RefuseCode::Stranger,
+            RefuseCode::UnknownPeer,
             format!(
                 "volume {} has {} connections here and {} at node {}; give both the same configuration",
                 sb.volume,
@@ -427,7 +427,7 @@ impl Mirror {
             return Ok(());
         }
         let history = History::from_entries(&h.history)
-            .ok_or_else(|| Refusal::new(RefuseCode::Stranger, "epochs out of order"))?;
+            .ok_or_else(|| Refusal::new(RefuseCode::UnknownPeer, "epochs out of order"))?;
         let theirs = Holding {
             volume_id: h.volume_id,
             state: State::Whole,
@@ -556,7 +556,7 @@ impl Mirror {
         }
         let number = self.store.env().random();
         self.session.store(number, SeqCst);
-        self.settle();
+        self.start_forwarding();
         Ok(number)
     }
 
@@ -688,7 +688,7 @@ fn check_epoch(h: &Hello, sb: &Superblock, begun: u64) -> Result<(), Refusal> {
     if !likely {
         // The greeting node is to begin nothing by this.
         return Err(Refusal::new(
-            RefuseCode::Stranger,
+            RefuseCode::UnknownPeer,
             format!(
                 "epoch {} was asked for, in view {}; nobody can have come as far from epoch {begun}, which is known here",
                 h.epoch, h.view

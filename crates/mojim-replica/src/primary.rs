@@ -459,7 +459,7 @@ impl Primary {
     /// Nothing is appended after this returns. Returns the last LSN.
     pub fn close_appends(&self) -> u64 {
         self.closed.store(true, SeqCst);
-        self.settled_last()
+        self.last_with_records()
     }
 
     fn check_open(&self) -> Result<()> {
@@ -602,7 +602,7 @@ impl Primary {
 
     /// The last LSN, after every thread that took one before has made its record: a thread that
     /// takes one after this has seen what the caller wrote before.
-    pub fn settled_last(&self) -> u64 {
+    pub fn last_with_records(&self) -> u64 {
         for lane in &self.lanes {
             drop(lane.room.turn());
         }
@@ -618,7 +618,7 @@ impl Primary {
             return;
         }
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
-            lane.room.settle(log);
+            lane.room.wait_filled(log);
         }
     }
 
@@ -631,18 +631,18 @@ impl Primary {
         let lanes = self.lanes.iter().zip(self.store.logs());
         for (i, (lane, log)) in lanes.enumerate() {
             match i == begun.lane {
-                true => lane.room.settle_before(log, begun.end),
+                true => lane.room.wait_filled_before(log, begun.end),
                 // On another lane all of them were taken by now.
-                false => lane.room.settle(log),
+                false => lane.room.wait_filled(log),
             }
         }
     }
 
-    /// As [`Primary::settled_last`]; `None` while a sync point has read its bytes and
+    /// As [`Primary::last_with_records`]; `None` while a sync point has read its bytes and
     /// gets its LSN later. A thread that appends after this reads after it.
-    pub fn settled_unspilled(&self) -> Option<u64> {
+    pub fn last_unless_spilling(&self) -> Option<u64> {
         let spills = self.spills.under_way.load(SeqCst) > 0;
-        (!spills).then(|| self.settled_last())
+        (!spills).then(|| self.last_with_records())
     }
 
     /// The level at which this node and its mirror have `lsn`; `None` if the record is
@@ -656,7 +656,7 @@ impl Primary {
             // It may be one that a thread is making. Who asks waits for that, not for one that
             // stands still.
             let mut lanes = self.lanes.iter().zip(self.store.logs());
-            let are_there = lanes.all(|(lane, log)| lane.room.settle_within(log, LOOKS));
+            let are_there = lanes.all(|(lane, log)| lane.room.wait_filled_within(log, LOOKS));
             are_there.then_some(Level::Received)
         };
         let mirror = (lsn <= self.acked.get() && lsn <= self.last())

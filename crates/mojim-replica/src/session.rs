@@ -227,7 +227,7 @@ impl Policy for ToMirror {
 
     fn carry(s: &mut Session, now: Duration) -> Result<bool> {
         if s.is_active() {
-            s.settle()?;
+            s.check_membership()?;
         }
         let moved = s.send_spill()?;
         s.watch_lanes(now);

@@ -833,7 +833,7 @@ fn an_epoch_that_nobody_can_have_begun_is_not_promised() {
         .unwrap();
 }
 
-/// The bound was relative to what the mirror had promised, which the same stranger had just
+/// The bound was relative to what the mirror had promised, which the same peer had just
 /// raised: some Hellos one after another went as far as one that was refused.
 #[test]
 fn a_promise_carries_nobody_far() {
@@ -874,10 +874,10 @@ fn a_promise_carries_nobody_far() {
     says(begun + FAR + LEAP + 3).unwrap();
 }
 
-/// After two questions of a stranger's, the second one for a little more, no primary attached any
+/// After two questions of an unknown peer's, the second one for a little more, no primary attached any
 /// more: it believed no more than a mirror promises at once.
 #[test]
-fn a_primary_attaches_after_what_strangers_had_promised() {
+fn a_primary_attaches_after_what_unknown_peers_had_promised() {
     let (mut nodes, p, s) = under_way("outbids");
     drop(s);
     p.persist_wait(0).unwrap();

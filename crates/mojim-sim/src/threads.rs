@@ -398,7 +398,7 @@ fn settles(scheduler: &Arc<Scheduler>, p: &Arc<Primary>, program: &Arc<Program>,
         while !program.is_over() {
             if p.is_ready() {
                 let last = p.last();
-                p.settled_last();
+                p.last_with_records();
                 let missed = missing(&p.store, last).filter(|_| !program.scheduler.is_over());
                 if let Some(lsn) = missed {
                     let why = format!("5: LSN {lsn} of {last} was waited for and is in no log");

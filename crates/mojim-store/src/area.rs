@@ -100,7 +100,7 @@ pub struct Area {
     took_kept: bool,
     /// There is a catalogue.
     catalogued: bool,
-    /// Files that were not synced, and left the catalogue since [`Area::settle`].
+    /// Files that were not synced, and left the catalogue since [`Area::confirm_applied`].
     left: BTreeMap<u32, Arc<dyn File>>,
     /// Most files that are kept open.
     max_open: usize,
@@ -328,7 +328,7 @@ impl Area {
     }
 
     /// Names of regular files in the directory that the catalogue does not know.
-    pub fn strangers(&self) -> Result<Vec<String>> {
+    pub fn unmanaged_files(&self) -> Result<Vec<String>> {
         let all = self
             .env
             .list(&self.dir)
@@ -1124,10 +1124,10 @@ mod tests {
                 let parts = ["data/x", what, "Put that file back"];
                 assert!(parts.iter().all(|p| said.contains(p)), "{said}");
             }
-            make_pipe(&data.join("stranger"));
-            let said = again.check_name("stranger").expect_err("a pipe");
+            make_pipe(&data.join("unmanaged"));
+            let said = again.check_name("unmanaged").expect_err("a pipe");
             assert_eq!(said.errno(), libc::EEXIST, "{said}");
-            std::fs::remove_file(data.join("stranger")).unwrap();
+            std::fs::remove_file(data.join("unmanaged")).unwrap();
         }
     }
 

@@ -251,18 +251,18 @@ impl Reservations {
 
     /// Waits until everything that was taken before is part of `log`: by this thread, or by one of
     /// which this one has heard that it did.
-    pub fn settle(&self, log: &Log) {
-        self.settle_within(log, u32::MAX);
+    pub fn wait_filled(&self, log: &Log) {
+        self.wait_filled_within(log, u32::MAX);
     }
 
     /// Waits until everything before `end`, where taken room ends, is part of `log`.
-    pub fn settle_before(&self, log: &Log, end: u64) {
+    pub fn wait_filled_before(&self, log: &Log, end: u64) {
         self.wait_for(log, end, u32::MAX);
     }
 
-    /// As [`Reservations::settle`], in `looks` looks: some milliseconds each, unless the head moves.
+    /// As [`Reservations::wait_filled`], in `looks` looks: some milliseconds each, unless the head moves.
     /// False if it is not by then.
-    pub fn settle_within(&self, log: &Log, looks: u32) -> bool {
+    pub fn wait_filled_within(&self, log: &Log, looks: u32) -> bool {
         self.wait_for(log, self.end(), looks)
     }
 

@@ -321,7 +321,7 @@ impl Store {
     /// As [`Store::promise`], for a copy that has not promised the epoch of the view in which it is
     /// asked: it was not in that view, or is of an earlier time. From now on it does not count as
     /// a mirror, until a session says that it does.
-    pub fn promise_as_stranger(&self, epoch: u64) -> Result<()> {
+    pub fn promise_as_nonmember(&self, epoch: u64) -> Result<()> {
         let durable = !self.mutations.promise_early.is_on();
         let change = |s: &mut Superblock| {
             s.promised = s.promised.max(epoch);

@@ -83,7 +83,7 @@ fn what_lies_behind_a_hole_is_no_part_of_the_log() {
     assert_eq!(lsns(&log), [1, 2]);
     assert!(room.join(&log, taken[2]));
     assert_eq!(lsns(&log), [1, 2, 3, 4]);
-    room.settle(&log);
+    room.wait_filled(&log);
 }
 
 /// As many reservations as there are places: the next one gets none until the first ones are over,
@@ -161,7 +161,7 @@ fn threads_fill_side_by_side() {
             log.release(r.next);
         }
     });
-    room.settle(&log);
+    room.wait_filled(&log);
     assert_eq!(room.end(), log.head());
 }
 

@@ -676,7 +676,7 @@ fn the_manual_covers_every_word() {
 }
 
 #[test]
-fn strangers_are_refused_and_the_node_keeps_serving() {
+fn unknown_peers_are_refused_and_the_node_keeps_serving() {
     let c = Cluster::new(SYNC);
     let a = c.node("a");
     let b = c.node("b");

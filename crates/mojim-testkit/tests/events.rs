@@ -108,7 +108,7 @@ fn each_event_has_its_code_and_status_since_when() {
     b.kill();
     await_code(&a, "WARN", "alone");
     // The voters may be choosing who leads them.
-    let all = await_that("the ill", || {
+    let all = await_that("the finding", || {
         let all = c.home.status();
         let is = |i: &Value| i["kind"] == "alone" && i["since"].is_u64();
         all["volumes"][0]["ills"]
@@ -117,8 +117,8 @@ fn each_event_has_its_code_and_status_since_when() {
             .any(is)
             .then_some(all)
     });
-    let ills = all["volumes"][0]["ills"].as_array().unwrap();
-    let alone = ills.iter().find(|i| i["kind"] == "alone").unwrap();
+    let findings = all["volumes"][0]["ills"].as_array().unwrap();
+    let alone = findings.iter().find(|i| i["kind"] == "alone").unwrap();
     assert_eq!(alone["code"], "alone", "{all:#}");
     assert_eq!(c.home.says("a")["since"]["alone"], alone["since"]);
     assert_eq!(all["version"], 1);

@@ -192,8 +192,8 @@ fn a_hostile_peer_speaks_for_itself_alone_and_in_plain_words() {
         assert!(all.contains(why), "{why}: {all}");
         assert!(says("a", "primary") && says("b", "mirror"), "{all}");
         for other in ["node a", "node b"] {
-            let ills = all.lines().filter(|l| l.trim_start().starts_with("! "));
-            let mut of_others = ills.filter(|l| l.contains(other) && !l.contains("node c"));
+            let findings = all.lines().filter(|l| l.trim_start().starts_with("! "));
+            let mut of_others = findings.filter(|l| l.contains(other) && !l.contains("node c"));
             assert_eq!(of_others.next(), None, "{answer}: {all}");
         }
         for (word, args) in [
@@ -253,7 +253,7 @@ fn names_of_files_are_printed_as_text() {
     let (mut program, _) = at_work(&c);
     let name = "\x1b[2J\nvolume v  mode sync  well\u{202e}";
     fs::write(c.home.dir.join("b/v").join(name), "x").unwrap();
-    await_that("the stranger", || {
+    await_that("the unmanaged file", || {
         let all = c.printed("status", &[]);
         let name = "\\u{1b}[2J\\nvolume v  mode sync  well\\u{202e}";
         all.contains(name).then_some(())

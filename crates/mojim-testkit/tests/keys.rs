@@ -353,9 +353,9 @@ fn both_ends_need_keys() {
     await_that("the node's word on it", || {
         b.errors().contains("does not speak TLS").then_some(())
     });
-    // What a stranger is answered: an alert, no frame, and the end.
-    let mut stranger = TcpStream::connect(address).unwrap();
-    stranger.set_read_timeout(Some(DEADLINE)).unwrap();
+    // What an unknown peer is answered: an alert, no frame, and the end.
+    let mut peer = TcpStream::connect(address).unwrap();
+    peer.set_read_timeout(Some(DEADLINE)).unwrap();
     let frame = Frame {
         kind: FrameKind::Request,
         flags: 0,
@@ -363,9 +363,9 @@ fn both_ends_need_keys() {
         lsn: 0,
         body: 0,
     };
-    stranger.write_all(&frame.encode()).unwrap();
+    peer.write_all(&frame.encode()).unwrap();
     let mut answer = Vec::new();
-    let _ = stranger.read_to_end(&mut answer);
+    let _ = peer.read_to_end(&mut answer);
     assert!(answer.len() < FRAME_LEN, "{answer:?}");
     // A command without keys, and one with keys of another authority.
     let t = fs::read_to_string(c.file()).unwrap();
@@ -402,10 +402,10 @@ fn both_ends_need_keys() {
     );
 }
 
-/// Strangers hold all of a node's half-open places; its primary works on, and
+/// Unknown peers hold all of a node's half-open places; its primary works on, and
 /// a new link is made all the same.
 #[test]
-fn strangers_stop_no_link() {
+fn unknown_peers_stop_no_link() {
     let c = Pair::new("sync", "resend_timeout = \"2s\"").made();
     let _a = c.node("a");
     let b = c.node("b");
@@ -418,7 +418,7 @@ fn strangers_stop_no_link() {
     c.await_well();
     // It says so once a second.
     await_or(
-        "a word of the strangers",
+        "a word of the unknown peers",
         || b.errors(),
         || b.errors().contains("half open").then_some(()),
     );

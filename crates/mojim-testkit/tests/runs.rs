@@ -206,7 +206,7 @@ fn outside_the_mount_a_program_writes_on_one_node_only() {
         (out.status.code() == Some(1) && said.contains(kind)).then_some(said)
     };
     let unknown = "node a: not of the volume, and so on this node only, are in";
-    await_that("the stranger to be said", || said(unknown));
+    await_that("the unmanaged file to be said", || said(unknown));
     let out = r.c.mojim("verify", &[]);
     assert_eq!(out.status.code(), Some(1));
     let verified = text(&out.stdout);

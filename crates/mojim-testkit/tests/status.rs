@@ -1,6 +1,6 @@
-//! `mojim status` tells the truth: with real nodes and programs, for each ill its exit
+//! `mojim status` tells the truth: with real nodes and programs, for each finding its exit
 //! code is 1 and its text names what is wrong, and 0 when that is mended; never another
-//! ill, once it has settled.
+//! finding, once it has settled.
 //!
 //! Each look is printed as a row of a table (`--nocapture`). Owns its temporary
 //! directories, mounts, shared memory and processes.
@@ -56,7 +56,7 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Cluster {
-        // A busy machine may stand still for seconds: whoever takes over then is an ill of
+        // A busy machine may stand still for seconds: whoever takes over then is a finding of
         // its own.
         Cluster::with("failure_limit = \"4s\"\nheartbeat = \"50ms\"\n", "")
     }
@@ -91,29 +91,29 @@ impl Cluster {
     fn look(&self) -> Said {
         let out = self.mojim("status", &["--json"]);
         let all: Value = serde_json::from_slice(&out.stdout).unwrap();
-        let ills = all["volumes"][0]["ills"].as_array().unwrap();
+        let findings = all["volumes"][0]["ills"].as_array().unwrap();
         let word = |i: &Value, key: &str| i[key].as_str().unwrap_or("").to_owned();
-        let ills = ills.iter().map(|i| (word(i, "node"), word(i, "kind")));
-        let ills: Vec<_> = ills.collect();
+        let findings = findings.iter().map(|i| (word(i, "node"), word(i, "kind")));
+        let findings: Vec<_> = findings.collect();
         let code = out.status.code().unwrap();
-        assert_eq!(code, i32::from(!ills.is_empty()), "{all}");
-        Said { code, ills }
+        assert_eq!(code, i32::from(!findings.is_empty()), "{all}");
+        Said { code, findings }
     }
 
-    /// Until the ills are these and no others, which the text must name by `words`.
+    /// Until the findings are these and no others, which the text must name by `words`.
     /// All is not well from the first look on.
-    fn await_ills(&self, scenario: &str, ills: &[Known], words: &[&str]) {
-        self.await_said(scenario, (ills, &[]), words, 1);
+    fn await_findings(&self, scenario: &str, findings: &[Known], words: &[&str]) {
+        self.await_said(scenario, (findings, &[]), words, 1);
     }
 
-    /// The same of ills that are not seen at once.
-    fn await_late(&self, scenario: &str, ills: &[Known], words: &[&str]) {
-        self.await_said(scenario, (ills, &[]), words, 0);
+    /// The same of findings that are not seen at once.
+    fn await_late(&self, scenario: &str, findings: &[Known], words: &[&str]) {
+        self.await_said(scenario, (findings, &[]), words, 0);
     }
 
     /// The same where those of `may` come and go.
-    fn await_among(&self, scenario: &str, ills: &[Known], may: &[Known], words: &[&str]) {
-        self.await_said(scenario, (ills, may), words, 1);
+    fn await_among(&self, scenario: &str, findings: &[Known], may: &[Known], words: &[&str]) {
+        self.await_said(scenario, (findings, may), words, 1);
     }
 
     fn await_well(&self, scenario: &str) {
@@ -131,12 +131,12 @@ impl Cluster {
         loop {
             let said = self.look();
             assert!(said.code >= least, "{scenario}: all is said to be well");
-            let all = must.iter().all(|ill| said.holds(ill));
+            let all = must.iter().all(|finding| said.holds(finding));
             let known = |(n, k): &(String, String)| {
                 let mut known = must.iter().chain(may);
                 known.any(|(node, kind)| n == node && k == kind)
             };
-            let only = said.ills.iter().all(known);
+            let only = said.findings.iter().all(known);
             let out = self.mojim("status", &[]);
             let text = text(&out.stdout);
             let named = words.iter().all(|w| text.contains(w));
@@ -148,7 +148,7 @@ impl Cluster {
             if begin.elapsed() >= DEADLINE {
                 panic!(
                     "{scenario}: {must:?} with {words:?} is not said, but {:?}:\n{text}",
-                    said.ills
+                    said.findings
                 );
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -173,10 +173,10 @@ impl Cluster {
             let has_looked = says["last_lsn"].is_u64() && says["settling"] != true;
             let said = self.look();
             let known = |(n, k): &(String, String)| {
-                let ill = (n.as_str(), k.as_str());
-                ill == WAITS || ill == ("a", "copy")
+                let finding = (n.as_str(), k.as_str());
+                finding == WAITS || finding == ("a", "copy")
             };
-            let only = said.ills.iter().all(known);
+            let only = said.findings.iter().all(known);
             // A copy that a full disk kept closed is opened by a program, too, as the status says.
             (has_looked && only).then(|| said.holds(&WAITS) || said.holds(&("a", "copy")))
         })
@@ -206,24 +206,24 @@ impl Deref for Cluster {
     }
 }
 
-/// A node, and the kind of its ill.
+/// A node, and the kind of its finding.
 type Known = (&'static str, &'static str);
 
 /// What was said.
 struct Said {
     code: i32,
-    ills: Vec<(String, String)>,
+    findings: Vec<(String, String)>,
 }
 
 impl Said {
-    fn holds(&self, ill: &Known) -> bool {
-        self.ills
+    fn holds(&self, finding: &Known) -> bool {
+        self.findings
             .iter()
-            .any(|(node, kind)| node == ill.0 && kind == ill.1)
+            .any(|(node, kind)| node == finding.0 && kind == finding.1)
     }
 }
 
-/// A row of the table: what the volume is called and each ill, without what to do.
+/// A row of the table: what the volume is called and each finding, without what to do.
 fn row(scenario: &str, code: i32, text: &str) {
     let lines = text.lines();
     let said = lines.filter(|l| l.starts_with("volume ") || l.starts_with("  ! "));
@@ -311,13 +311,13 @@ fn a_dead_node_is_named_beside_a_program() {
         } else {
             ""
         };
-        c.await_ills(&what, &[(n, kind)], &[word, heard]);
+        c.await_findings(&what, &[(n, kind)], &[word, heard]);
         nodes.start(&c, n);
         c.await_well(&format!("{n} back, with a program"));
     }
     // The backup takes the mirror's place, and who comes back is the backup.
     nodes.kill("b");
-    c.await_ills(
+    c.await_findings(
         "b killed, with a program",
         &[("b", "unreachable")],
         &["node b at"],
@@ -347,19 +347,19 @@ fn a_dead_node_is_named_without_a_program() {
         nodes.kill(n);
         let kind = if n == "w" { "voter" } else { "unreachable" };
         let what = format!("{n} killed, without a program");
-        c.await_ills(&what, &[(n, kind)], &[word]);
+        c.await_findings(&what, &[(n, kind)], &[word]);
         nodes.start(&c, n);
         c.await_well(&format!("{n} back, without a program"));
     }
     // The mirror takes over.
     nodes.kill("a");
-    let ills = [("a", "unreachable"), ("b", "alone")];
+    let findings = [("a", "unreachable"), ("b", "alone")];
     // Nobody heard a program that is not there.
     let said = text(&c.mojim("status", &[]).stdout);
     assert!(!said.contains("heard its program"), "{said}");
-    c.await_ills(
+    c.await_findings(
         "a killed, without a program",
-        &ills,
+        &findings,
         &[
             "node a at",
             "node b is alone: it has no mirror; node c has LSN",
@@ -383,14 +383,18 @@ fn a_lost_quorum_is_named() {
         c.await_well(&format!("three voters, {has} a program"));
         nodes.kill("w");
         nodes.kill("b");
-        let mut ills = vec![("", "quorum"), ("b", "unreachable"), ("w", "voter")];
+        let mut findings = vec![("", "quorum"), ("b", "unreachable"), ("w", "voter")];
         let mut words =
             vec!["! 1 of 3 voters answer, and 2 are needed: meanwhile nobody takes over"];
         if with {
-            ills.extend([("a", "link"), ("c", "backup-away")]);
+            findings.extend([("a", "link"), ("c", "backup-away")]);
             words.push("it cannot go on alone while it does not reach enough voters");
         }
-        c.await_ills(&format!("b and w killed, {has} a program"), &ills, &words);
+        c.await_findings(
+            &format!("b and w killed, {has} a program"),
+            &findings,
+            &words,
+        );
         nodes.start(&c, "w");
         nodes.start(&c, "b");
         c.await_well(&format!("b and w back, {has} a program"));
@@ -416,13 +420,13 @@ fn a_full_disk(node: &'static str, may: &[Known]) {
     c.await_well(&format!("{node} has room, with a program"));
     disk.fill();
     let what = format!("the disk of {node} full, with a program");
-    c.await_ills(&what, &full, &words);
+    c.await_findings(&what, &full, &words);
     disk.empty();
     c.await_well(&format!("room at {node} again, with a program"));
     p.finish();
     disk.fill();
     let what = format!("the disk of {node} full, without a program");
-    c.await_ills(&what, &full, &words);
+    c.await_findings(&what, &full, &words);
     let (mut p, found) = c
         .try_program("a", &["--linger", "--entries", "9000"])
         .unwrap();
@@ -473,7 +477,7 @@ fn a_full_disk_of_the_witness_is_named() {
     c.await_well("w has room");
     disk.fill();
     let words = ["node w: 0 KiB are free in its directory"];
-    c.await_ills("the disk of w full", &[("w", "voter")], &words);
+    c.await_findings("the disk of w full", &[("w", "voter")], &words);
     p.finish();
     // Views that are to be stored there, too: it answers, and does not vote. The first ones may
     // still fit into the last block of its log, which it has.
@@ -583,14 +587,14 @@ fn a_damaged_copy(node: &'static str) {
             fs::write(&path, bytes).unwrap();
             nodes.start(&c, node);
             let what = format!("the {file} of {node} damaged, {has} a program");
-            let mut ills = vec![(node, "copy")];
+            let mut findings = vec![(node, "copy")];
             if with && node == "b" {
                 // Nobody forwards.
-                ills.extend([("a", "link"), ("c", "backup-away")]);
+                findings.extend([("a", "link"), ("c", "backup-away")]);
             }
-            c.await_ills(
+            c.await_findings(
                 &what,
-                &ills,
+                &findings,
                 &[&format!("the copy of node {node} cannot be used"), word],
             );
             // One is mended, the other made anew from the primary's.
@@ -646,10 +650,10 @@ fn a_poisoned_copy_is_named() {
     drop(held);
     await_that("the fault", || disk.has_failed().then_some(()));
     // What b had not forwarded by then c does not have.
-    let ills: [&[Known]; 2] = [&[("b", "copy")], &[("c", "backup-away")]];
+    let findings: [&[Known]; 2] = [&[("b", "copy")], &[("c", "backup-away")]];
     c.await_said(
         "the copy of b poisoned, without a program",
-        ills.into(),
+        findings.into(),
         &[
             "the copy of node b cannot be used: poisoned: ",
             "Input/output error",
@@ -698,7 +702,7 @@ fn a_backup_that_is_cut_off_or_lags_is_named() {
     c.await_well("c cut off and level, without a program");
     let mut p = c.program("a");
     p.finish();
-    c.await_ills(
+    c.await_findings(
         "c cut off and behind, without a program",
         &[("c", "backup-away")],
         &["backup c follows nobody"],
@@ -739,7 +743,7 @@ fn a_node_with_another_configuration_is_named() {
     fs::write(&other, text.replace("\"status\"", "\"other\"")).unwrap();
     nodes.end("c");
     *nodes.at("c") = Some(c.node_as(&other, "c"));
-    c.await_ills(
+    c.await_findings(
         "c of another cluster",
         &[("c", "refused")],
         &["this is cluster \"other\""],
@@ -752,7 +756,7 @@ fn a_node_with_another_configuration_is_named() {
     fs::write(&other, text.replacen("[volume.v]", limit, 1)).unwrap();
     nodes.end("c");
     *nodes.at("c") = Some(c.node_as(&other, "c"));
-    c.await_ills(
+    c.await_findings(
         "c with another failure_limit",
         &[("c", "configuration")],
         &["node c runs with another configuration: failure_limit 7000 ms"],
@@ -778,7 +782,7 @@ fn a_node_with_another_configuration_is_named() {
     );
     nodes.end("c");
     *nodes.at("c") = Some(c.node_as(&other, "c"));
-    c.await_ills(
+    c.await_findings(
         "c with the places exchanged",
         &[("c", "configuration")],
         &[
@@ -797,7 +801,7 @@ fn a_node_with_another_configuration_is_named() {
 fn a_primary_that_lost_something_is_named() {
     let behind = ("a", "behind");
     let lacks = "the copy of node a ends at LSN ";
-    for (what, ills, words) in [
+    for (what, findings, words) in [
         ("nothing", &[][..], &[][..]),
         ("the last records", &[behind], &[lacks]),
         (
@@ -843,7 +847,7 @@ fn a_primary_that_lost_something_is_named() {
             c.await_well("a without its memory, its log whole");
             continue;
         }
-        c.await_late(&format!("a without its memory and {what}"), ills, words);
+        c.await_late(&format!("a without its memory and {what}"), findings, words);
         // The program takes it from the mirror.
         let _p = c.program("a");
         c.await_well(&format!("a has {what} again, with a program"));

@@ -1164,7 +1164,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn unknown_peers_are_refused() {
         let (a, b) = (links(3, 4), links(4, 4));
         let Request::Raft(mut call) = a.question(&a.me, None, "vote", Value::Null) else {
             panic!("a voter asks a voter");

@@ -236,7 +236,7 @@ impl Volume {
     }
 
     /// Names of files in the volume's directory that are not part of the volume.
-    pub fn strangers(&self) -> Result<Vec<String>> {
-        self.0.primary.store.area().strangers()
+    pub fn unmanaged_files(&self) -> Result<Vec<String>> {
+        self.0.primary.store.area().unmanaged_files()
     }
 }

@@ -181,7 +181,7 @@ fn enter<'a>(windows: &'a [Arc<Mapped>], bytes: &mut [Bytes]) -> Result<(User<'a
             Some((i, _)) if !volume.is_end(sizes) => {
                 let file = &windows[*i].region.name;
                 drop((first, rest));
-                volume.settle_sizes(file)?;
+                volume.wait_for_sizes(file)?;
             }
             Some(_) => {
                 for (i, range) in bytes {

@@ -368,7 +368,7 @@ impl Memory {
             });
             // A record with bytes read from this region before now has at most this LSN;
             // bytes that are read from now on are as they are now.
-            match self.primary.settled_unspilled() {
+            match self.primary.last_unless_spilling() {
                 Some(last) if done => {
                     upto = upto.max(last);
                     shut.push(m.clone());

@@ -176,13 +176,13 @@ impl Inner {
         area.check_reach()?;
         let id = area.next_id();
         let path = area.path(file);
-        let stranger = area.check_name(file)?;
+        let unmanaged = area.check_name(file)?;
         drop(area);
-        let stranger = match stranger {
+        let unmanaged = match unmanaged {
             true => self.env.open(&path, mojim_env::OpenHow::DATA),
             false => Err(std::io::ErrorKind::NotFound.into()),
         };
-        match stranger {
+        match unmanaged {
             Ok(f) => {
                 let size = f.len().context(|| path.display().to_string())?;
                 self.import(names, id, file, &*f, size)?;
@@ -258,7 +258,7 @@ impl Inner {
     /// in doubt.
     pub(super) fn names(&self) -> Result<MutexGuard<'_, Names>> {
         let mut names = lock(&self.names);
-        self.settle_names(&mut names)?;
+        self.finish_names(&mut names)?;
         Ok(names)
     }
 
@@ -301,24 +301,24 @@ impl Inner {
             done?;
         }
         // Also if the size is the same: an earlier call may have failed here.
-        all.iter().try_for_each(|r| r.settle(size))
+        all.iter().try_for_each(|r| r.apply_size(size))
     }
 
     /// Finishes a change in doubt, if there is one.
-    pub(super) fn settle_names(&self, names: &mut Names) -> Result<()> {
+    pub(super) fn finish_names(&self, names: &mut Names) -> Result<()> {
         if names.doubt == 0 {
             return Ok(());
         }
         self.wait_for(names.doubt)?;
         self.settle(names.doubt)?;
-        let settle = |region: Arc<Region>| {
+        let apply = |region: Arc<Region>| {
             let area = self.primary.store.area();
             let file = area.files().find(|f| f.id == region.file);
             let size = file.expect("a mapped file is not removed").size;
             drop(area);
-            region.settle(size)
+            region.apply_size(size)
         };
-        let settled = self.regions().into_iter().map(settle);
+        let settled = self.regions().into_iter().map(apply);
         // A region that fails keeps the nearer end, until its file's size is changed.
         let settled = settled.fold(Ok(()), Result::and);
         names.doubt = 0;
@@ -342,7 +342,7 @@ impl Inner {
     /// Waits until the regions have their files' sizes. The caller must use no region: a
     /// change of size waits until nobody uses the file's regions.
     #[cold]
-    pub(super) fn settle_sizes(&self, file: &str) -> Result<()> {
+    pub(super) fn wait_for_sizes(&self, file: &str) -> Result<()> {
         self.names().map(drop).map_err(|e| match e {
             Error::Timeout(e) => Error::Timeout(format!(
                 "what lies behind the end of {file} cannot be committed, since it is in doubt where the end is: {e}"

@@ -107,7 +107,7 @@ fn enter_one<'a>(
             return Ok((user, range));
         }
         drop(user);
-        volume.settle_sizes(&region.name)?;
+        volume.wait_for_sizes(&region.name)?;
     }
 }
 
@@ -128,7 +128,7 @@ fn enter_all<'a>(volume: &Inner, parts: &'a [Part]) -> Result<Used<'a>> {
             Some(file) if !volume.is_end(sizes) => {
                 users.clear();
                 ranges.clear();
-                volume.settle_sizes(file)?;
+                volume.wait_for_sizes(file)?;
             }
             _ => return Ok((users, ranges)),
         }
@@ -406,9 +406,9 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
         return Ok(());
     }
     let primary = &volume.primary;
-    let mut images = region.committed.hold(|| primary.settled_unspilled())?;
+    let mut images = region.committed.hold(|| primary.last_unless_spilling())?;
     // Sync points that other threads begin from here on are concurrent with this rollback.
-    let last = primary.settled_last();
+    let last = primary.last_with_records();
     volume.wait_for(last)?;
     // After this the file has all that is committed; no note needs to be looked at.
     volume.settle(last)?;
@@ -472,7 +472,7 @@ impl<'a> SyncPoint<'a> {
                 let images = match (0..parts.len()).filter(same).any(looks) {
                     true => region
                         .committed
-                        .hold(|| inner.primary.settled_unspilled())?,
+                        .hold(|| inner.primary.last_unless_spilling())?,
                     false => region.committed.lock(),
                 };
                 compared.push((i, region, region.committed.take(images)));

@@ -430,7 +430,7 @@ impl Inner {
     /// Waits until the data files have all that was committed or begun so far, also
     /// through earlier mappings.
     fn settle_all(&self) -> Result<()> {
-        let last = self.primary.settled_last();
+        let last = self.primary.last_with_records();
         self.wait_for(last)?;
         self.settle(last)
     }

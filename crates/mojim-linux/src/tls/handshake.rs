@@ -1,7 +1,7 @@
 //! The handshake of one connection, by rustls, a record at a time.
 //!
 //! Owns a connection until both ends have proved their names. Invariants:
-//! - Never blocks, and holds at most [`MOST`] bytes of what a stranger sent.
+//! - Never blocks, and holds at most [`MOST`] bytes of what an unknown peer sent.
 //! - No byte behind the handshake is received here: it belongs to `records`.
 //! - The handshake counts as done only when the kernel has all that this end sends in it.
 

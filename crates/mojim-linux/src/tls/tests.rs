@@ -1,4 +1,4 @@
-//! Members of a cluster speak over TLS; strangers of every kind knock.
+//! Members of a cluster speak over TLS; unknown peers of every kind knock.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Read, Write};
@@ -583,7 +583,7 @@ fn turned_away(c: &Cluster, knock: impl FnOnce() + Send) -> String {
     })
 }
 
-/// A stranger that speaks TLS is told that it is refused, and reads nothing.
+/// An unknown peer that speaks TLS is told that it is refused, and reads nothing.
 fn refused(c: &Cluster, pem: Option<&str>, protocol: &[u8]) -> String {
     turned_away(c, || {
         let mut f = Foreign::connect(c.at(), pem, protocol);
@@ -596,7 +596,7 @@ fn refused(c: &Cluster, pem: Option<&str>, protocol: &[u8]) -> String {
 }
 
 #[test]
-fn strangers_are_turned_away() {
+fn unknown_peers_are_turned_away() {
     let c = Cluster::new();
     let check = |why: String, expected: &str| assert!(why.contains(expected), "{why}");
     check(refused(&c, None, keys::ENCRYPTED), "no certificate");
@@ -791,18 +791,18 @@ fn keys_that_cannot_work_are_refused_at_the_start() {
 
 /// Which part of the test below a process is.
 const PART: &str = "MOJIM_TEST_PART";
-/// Where its strangers knock.
+/// Where its unknown peers knock.
 const AT: &str = "MOJIM_TEST_AT";
-/// Strangers' connections from one address: ports do not run out.
+/// Unknown peers' connections from one address: ports do not run out.
 const OF_ONE: usize = 10_000;
 /// Who knocks at one time.
-const STRANGERS: usize = 16;
-/// Members that must come in while strangers knock.
+const PEERS: usize = 16;
+/// Members that must come in while unknown peers knock.
 const MEMBERS: usize = 20;
 /// What the door may cost at most, in KiB: 128 handshakes.
 const ROOM: u64 = 32 << 10;
 
-/// How many strangers knock.
+/// How many unknown peers knock.
 fn knocks() -> usize {
     let given = std::env::var("HALF_OPEN").ok();
     given.map_or(20_000, |n| n.parse().expect("HALF_OPEN is a number"))
@@ -855,17 +855,17 @@ impl Has {
 
 /// Peers that connect and then say nothing, or half of something, shut out nobody else,
 /// and cost the node no more than the places that its door has: 20,000 of them, or as
-/// many as HALF_OPEN says, for example 1000000. Strangers keep their connections open to
+/// many as HALF_OPEN says, for example 1000000. Unknown peers keep their connections open to
 /// the end, as far as their process may have so many descriptors; so what one holds here
 /// must be given back without its doing anything.
 ///
-/// The node is a process, so that what it has can be counted; the strangers are
+/// The node is a process, so that what it has can be counted; the unknown peers are
 /// another, so that theirs does not count.
 #[test]
 fn half_open_connections_shut_nobody_out() {
     match std::env::var(PART).as_deref() {
         Ok("node") => flooded(),
-        Ok(_) => strangers(),
+        Ok(_) => unknown_peers(),
         Err(_) => {
             let out = part("node").output().unwrap();
             let said = String::from_utf8_lossy(&out.stdout);
@@ -905,9 +905,9 @@ fn connect_from(from: Ipv4Addr, to: SocketAddr) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The strangers' process: knocks as often as it was told, says so, and goes on
+/// The unknown peers' process: knocks as often as it was told, says so, and goes on
 /// until nobody listens to it any more.
-fn strangers() {
+fn unknown_peers() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let (knocks, at) = (knocks(), std::env::var(AT).unwrap().parse().unwrap());
     let want = knocks as u64 + 1000;
@@ -925,12 +925,12 @@ fn strangers() {
     let most = getrlimit(Resource::Nofile)
         .current
         .map_or(knocks, |n| n as usize);
-    // Some are the process's own, and each stranger may add one at a time.
+    // Some are the process's own, and each peer may add one at a time.
     let most = knocks.min(most.saturating_sub(100));
     let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let (over, open) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|s| {
-        for _ in 0..STRANGERS {
+        for _ in 0..PEERS {
             s.spawn(|| {
                 // Those that are open, the oldest first.
                 let mut mine = VecDeque::new();
@@ -979,7 +979,7 @@ fn flooded() {
     drop(c.pair(&node("b"), true));
     let before = Has::once_of(threads);
     let mut peak = before;
-    let mut flood = part("strangers")
+    let mut flood = part("peers")
         .env(AT, c.at().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -1009,7 +1009,7 @@ fn flooded() {
         let members = s.spawn(move || {
             let os = c.os(&node("b"));
             let (mut came_in, mut tries) = (0, 0);
-            // Where strangers alone were at the door for a while: members are few.
+            // Where unknown peers alone were at the door for a while: members are few.
             while turns.recv().is_ok() && !over.load(Ordering::Relaxed) {
                 tries += 1;
                 let asked = os.connect(&c.listener.local_address()).and_then(|conn| {
@@ -1059,13 +1059,13 @@ fn flooded() {
     let after = Has::once_of(before.threads);
     let ((said, took), (came_in, tries)) = knocked.unwrap();
     println!(
-        "{} strangers in {took:.0?}; {said}; {came_in} members came in beside them, in {tries} \
+        "{} unknown peers in {took:.0?}; {said}; {came_in} members came in beside them, in {tries} \
          tries; before {before:?}, at most {peak:?}, after {after:?}",
         knocks()
     );
     assert!(came_in >= MEMBERS, "shut out");
     assert!(peak.memory <= before.memory + ROOM);
-    // The members' own ends, and what reads /proc and the strangers' words.
+    // The members' own ends, and what reads /proc and the unknown peers' words.
     assert!(peak.descriptors <= before.descriptors + HALF_OPEN + 8 + 8);
     assert!(peak.threads <= before.threads + 2);
     assert_eq!(after.descriptors, before.descriptors);

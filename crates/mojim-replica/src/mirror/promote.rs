@@ -155,7 +155,7 @@ impl Mirror {
         let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
         check_left(&self.store, epoch)?;
         self.generation.fetch_add(1, SeqCst);
-        self.unsettle();
+        self.stop_forwarding();
         self.stop_session();
         self.store.promise(epoch)?;
         // This also counts if the answer is lost and the register is read later.
@@ -265,7 +265,7 @@ impl Mirror {
         // The fence, durably, before anything is asked for.
         if !broken.no_fence.is_on() {
             self.generation.fetch_add(1, SeqCst);
-            self.unsettle();
+            self.stop_forwarding();
             self.stop_session();
             self.store.promise(epoch)?;
         }
@@ -312,7 +312,7 @@ impl Mirror {
         let epoch = self.epoch_to_promote(&sb, above);
         check_left(&self.store, epoch)?;
         self.generation.fetch_add(1, SeqCst);
-        self.unsettle();
+        self.stop_forwarding();
         self.stop_session();
         // From here on this node acknowledges nothing to the old primary any more.
         self.store.promise(epoch)?;

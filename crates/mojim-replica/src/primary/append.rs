@@ -217,7 +217,7 @@ impl Primary {
             }
             drop(turn);
             // Others are making their records, and wait for nothing.
-            self.lanes[lane].room.settle(self.log(lane));
+            self.lanes[lane].room.wait_filled(self.log(lane));
         }
     }
 

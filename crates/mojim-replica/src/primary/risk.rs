@@ -19,19 +19,19 @@ struct Risk {
     ends: Vec<u64>,
 }
 
-/// The account of it; nothing while no mirror is lost, or all is settled.
+/// The account of it; nothing while no mirror is lost, or all is known.
 #[derive(Default)]
 pub(super) struct AtRisk(Mutex<Option<Risk>>);
 
 impl AtRisk {
-    /// A loss was noticed, unless the last one is not settled yet.
+    /// A loss was noticed, unless the last one is not over yet.
     pub(super) fn begin(&self, bytes: u64, since: Duration, ends: Vec<u64>) {
         let mut risk = self.0.lock().unwrap_or_else(|e| e.into_inner());
         risk.get_or_insert(Risk { bytes, since, ends });
     }
 
     /// Counts what is `left` of the records before these ends, until that is nothing.
-    pub(super) fn settle<'a>(
+    pub(super) fn update<'a>(
         &self,
         left: impl FnOnce(&[u64]) -> u64,
         now: impl FnOnce() -> Duration,

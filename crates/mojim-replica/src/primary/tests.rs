@@ -319,7 +319,7 @@ fn what_a_lost_mirror_acknowledged_is_at_risk_until_the_own_log_has_it() {
     p.lanes[0].acked_at.store(append(), Relaxed);
     lost();
     assert!(live(Live::AtRisk) > 0);
-    p.settle_risk(true);
+    p.update_risk(true);
     assert_eq!(told()[0], 0);
     assert_eq!(live(Live::Losses), 3);
     // What counted is in the own log by the rule.
@@ -547,7 +547,7 @@ fn a_thread_that_ends_in_its_record_stops_no_other() {
         assert!(died.is_err());
         assert_eq!(p.commit(&[after]).unwrap(), before + records + 1);
     }
-    assert_eq!(p.settled_last(), p.last());
+    assert_eq!(p.last_with_records(), p.last());
     // They are what a mirror takes, and a node that starts.
     let (log, mut last) = (p.log(0), 0);
     for r in log.records(log.start()) {
@@ -761,7 +761,7 @@ fn more_records_than_places_are_waited_for() {
         waiter.goes.store(true, SeqCst);
         assert!(appends.join().unwrap());
     });
-    assert_eq!(p.last(), p.settled_last());
+    assert_eq!(p.last(), p.last_with_records());
     drop(p);
     std::fs::remove_dir_all(dir).unwrap();
 }

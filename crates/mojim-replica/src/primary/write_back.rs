@@ -62,7 +62,7 @@ impl Primary {
                 }
             }
         }
-        self.settle_risk(false);
+        self.update_risk(false);
         let before = self.store.applied();
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
@@ -160,7 +160,7 @@ impl Primary {
         let of = |l: &OutLane| l.acked_at.load(Relaxed);
         let ends: Vec<u64> = self.lanes.iter().map(of).collect();
         self.risk.begin(self.unpersisted(&ends), now, ends);
-        self.settle_risk(false);
+        self.update_risk(false);
     }
 
     /// Bytes before `ends` that the own log does not have.
@@ -173,10 +173,10 @@ impl Primary {
 
     /// Counts the bytes at risk, until the own log has them or (`back`) the mirror is
     /// back with all of them.
-    pub(crate) fn settle_risk(&self, back: bool) {
+    pub(crate) fn update_risk(&self, back: bool) {
         let left = |ends: &[u64]| if back { 0 } else { self.unpersisted(ends) };
         let live = |l| self.store.logs()[0].live(l);
         let now = || self.store.env().now();
-        self.risk.settle(left, now, live);
+        self.risk.update(left, now, live);
     }
 }

@@ -270,7 +270,7 @@ impl Session {
             }
             RefuseCode::Superseded => self.superseded(text),
             RefuseCode::StaleEpoch => self.outbid(r.epoch, Error::Stale(text)),
-            RefuseCode::Stranger | RefuseCode::Foreign if self.policy.attach => {
+            RefuseCode::UnknownPeer | RefuseCode::Foreign if self.policy.attach => {
                 self.policy.fatal = Some(Error::Invalid(text.clone()));
                 Error::Protocol(text)
             }

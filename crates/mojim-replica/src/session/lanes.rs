@@ -34,7 +34,7 @@ impl Session {
         }
         if self.policy.member {
             // A mirror that is still a member has all that it acknowledged.
-            self.policy.primary.settle_risk(true);
+            self.policy.primary.update_risk(true);
         }
         self.policy.primary.wake_all();
     }

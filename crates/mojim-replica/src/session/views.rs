@@ -370,7 +370,7 @@ impl Session {
         for lane in 0..p.lanes.len() {
             p.persist_wait(lane)?;
         }
-        p.settle_risk(false);
+        p.update_risk(false);
         Ok(())
     }
 
@@ -440,7 +440,7 @@ impl Session {
     }
 
     /// While records flow: is the attach complete, is the mirror a member?
-    pub(super) fn settle(&mut self) -> Result<()> {
+    pub(super) fn check_membership(&mut self) -> Result<()> {
         let p = &self.policy.primary;
         if !self.policy.member {
             // From here on nothing is acknowledged without the mirror; once the mirror has

@@ -363,7 +363,7 @@ fn accept(mir: &mut Mir, n: usize, gone: Option<usize>) -> bool {
                 assert!(h.cluster == CLUSTER && h.volume == VOLUME && h.to == NAMES[n]);
                 let from = Some(node(&h.from));
                 if gone != Some(n) && gone == from || gone == Some(n) && from == Some(SPARE) {
-                    let code = RefuseCode::Stranger;
+                    let code = RefuseCode::UnknownPeer;
                     let text = format!("volume {VOLUME} has no node {:?}", h.from);
                     refuse(&mut w, f.epoch, &Refusal { code, text });
                     w.conn.close();

@@ -14,7 +14,7 @@ use crate::room;
 
 impl Area {
     /// All that was begun to be applied is: it will not be given up.
-    pub fn settle(&mut self) {
+    pub fn confirm_applied(&mut self) {
         self.left.clear();
     }
 
@@ -58,7 +58,7 @@ impl Area {
         std::mem::take(&mut self.took_kept)
     }
 
-    /// Gives up what was begun since [`Area::settle`].
+    /// Gives up what was begun since [`Area::confirm_applied`].
     pub fn give_up(&mut self) {
         self.torn = true;
         self.image.clear();

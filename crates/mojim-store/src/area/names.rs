@@ -385,7 +385,7 @@ impl Area {
             Err(Error::Io { errno, .. }) if [libc::ENOTDIR, libc::EEXIST].contains(&errno) => {
                 self.make_way(lsn)?;
                 if self.make_dirs(parent).is_err() {
-                    self.move_strangers(lsn, parent)?;
+                    self.move_unmanaged(lsn, parent)?;
                     self.make_dirs(parent)?;
                 }
             }
@@ -437,7 +437,7 @@ impl Area {
     /// What somebody else put into the directory keeps a record from being applied, for good:
     /// the first that lies at `path` or above it, and is nothing of the volume, goes to
     /// [`LOST`].
-    fn move_strangers(&mut self, lsn: u64, path: &Path) -> Result<()> {
+    fn move_unmanaged(&mut self, lsn: u64, path: &Path) -> Result<()> {
         let top = self.dir.clone();
         let mut all: Vec<&Path> = path.ancestors().take_while(|p| *p != top).collect();
         all.reverse();

@@ -153,7 +153,7 @@ impl Store {
             self.applied_in_part(&mut area, limit, last, e)?;
             short = true;
         }
-        area.settle();
+        area.confirm_applied();
         if torn {
             *lock(&self.short) = None;
             self.refuses.store(false, Release);

@@ -320,22 +320,22 @@ fn a_voter_whose_disk_failed_takes_no_part() {
         d.stop(&leader);
         d.start_on(failing.1.clone(), &leader);
     };
-    let ill = d.at(&leader);
+    let broken = d.at(&leader);
     // Its fate is not known here: it may have reached the others.
-    let e = ill.swap("v", &register(2, "ill")).unwrap_err();
+    let e = broken.swap("v", &register(2, "broken")).unwrap_err();
     assert!(matches!(e, Error::Poisoned(_) | Error::Timeout(_)), "{e}");
-    ill.until(|m| m.running_state.is_err());
+    broken.until(|m| m.running_state.is_err());
     failing.1.fail(false);
-    for r in [ill.read("v"), ill.read("v")] {
+    for r in [broken.read("v"), broken.read("v")] {
         assert!(matches!(r, Err(Error::Poisoned(_))), "{r:?}");
     }
     assert!(matches!(
-        ill.swap("v", &register(2, "y")),
+        broken.swap("v", &register(2, "y")),
         Err(Error::Poisoned(_))
     ));
     let next = d.leader(&leader);
     let now = read(&d.at(&next), "v");
-    assert!(now == register(1, "x") || now == register(2, "ill"));
+    assert!(now == register(1, "x") || now == register(2, "broken"));
     assert!(swap(&d.at(&next), "v", &register(now.version + 1, "z")));
     // Started again, it is looked at and goes on.
     d.stop(&leader);

@@ -1,4 +1,4 @@
-//! The rules of `well`, by rows as daemons give them.
+//! The rules of `health`, by rows as daemons give them.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn voters(error: Option<&str>) -> [Voter; 3] {
 
 /// The texts of what is not well.
 fn texts(nodes: &[Value], voters: &[Voter]) -> Vec<String> {
-    ills(&expected(voters), nodes)
+    findings(&expected(voters), nodes)
         .into_iter()
         .map(|i| i.text)
         .collect()
@@ -64,7 +64,7 @@ fn texts(nodes: &[Value], voters: &[Voter]) -> Vec<String> {
 
 fn judge_with(nodes: &[Value], voters: &[Voter]) -> Vec<(String, String)> {
     let expected = expected(voters);
-    let found = ills(&expected, nodes);
+    let found = findings(&expected, nodes);
     for i in &found {
         assert!(!i.text.is_empty() && !i.todo.is_empty(), "{i:?}");
     }
@@ -81,7 +81,7 @@ fn judge(nodes: &[Value]) -> Vec<(String, String)> {
 /// What is to be done first, where there are no voters.
 fn todo(nodes: &[Value]) -> Cow<'static, str> {
     let expected = expected(&[]);
-    ills(&expected, nodes).remove(0).todo
+    findings(&expected, nodes).remove(0).todo
 }
 
 fn one(node: &str, kind: &str) -> Vec<(String, String)> {
@@ -230,7 +230,7 @@ fn an_empty_mirror_is_not_the_primary() {
     for state in ["empty", "loading"] {
         nodes[0]["state"] = json!(state);
         let expected = expected(&[]);
-        let of_a = ills(&expected, &nodes);
+        let of_a = findings(&expected, &nodes);
         let of_a: Vec<_> = of_a.iter().filter(|i| i.node == "a").collect();
         assert!(
             of_a.iter().all(|i| i.kind == "copy" && i.todo != TAKE),
@@ -247,7 +247,7 @@ fn a_primary_whose_copy_is_gone_does_not_pass() {
         nodes[0]["state"] = json!(state);
         nodes[0]["attached"] = json!(false);
         let expected = expected(&[]);
-        let all = ills(&expected, &nodes);
+        let all = findings(&expected, &nodes);
         let copy = all.iter().find(|i| i.kind == "copy").expect("it is named");
         assert_eq!((copy.node.as_str(), &*copy.todo), ("a", TAKE));
     }
@@ -292,7 +292,7 @@ fn nobody_takes_over_from_a_primary_that_was_alone() {
     }
     nodes[2]["last_lsn"] = json!(80);
     let away = |nodes: &[Value]| {
-        let all = ills(&expected(&voters(None)), nodes);
+        let all = findings(&expected(&voters(None)), nodes);
         all.into_iter().find(|i| i.kind == "unreachable").unwrap()
     };
     let a = away(&nodes);
@@ -330,7 +330,7 @@ fn keys_that_do_not_fit_are_told_from_a_daemon_that_is_not_there() {
         for n in &mut nodes[1..] {
             n["register"] = Value::Null;
         }
-        let i = ills(&expected(&[]), &nodes).remove(0);
+        let i = findings(&expected(&[]), &nodes).remove(0);
         (i.kind, i.todo.into_owned())
     };
     let answered = json!({ "reachable": true, "beyond": true });
@@ -376,7 +376,7 @@ fn where_a_primary_lost_its_copy_the_whole_one_is_named() {
     for role in ["primary", "backup"] {
         nodes[1]["role"] = json!(role);
         nodes[0]["role"] = json!(if role == "primary" { role } else { "mirror" });
-        let all = ills(&expected(&voters(None)), &nodes);
+        let all = findings(&expected(&voters(None)), &nodes);
         for kind in ["primaries", "copy"] {
             let i = all.iter().find(|i| i.kind == kind).unwrap();
             assert!(i.todo.contains(advice), "{role}: {i:?}");
@@ -386,7 +386,7 @@ fn where_a_primary_lost_its_copy_the_whole_one_is_named() {
     for n in &mut nodes {
         (n["role"], n["state"]) = (json!("primary"), json!("whole"));
     }
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     let i = all.iter().find(|i| i.kind == "primaries").unwrap();
     assert!(i.todo.contains("the operator's last word"), "{i:?}");
 }
@@ -505,7 +505,7 @@ fn who_follows_a_primary_without_a_mirror_is_named() {
     nodes[3]["link"]["up"] = json!(false);
     nodes[2]["link"] = json!({ "up": true, "primary": "a", "from": "a" });
     nodes[2]["last_lsn"] = json!(88);
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     let alone = all.iter().find(|i| i.kind == "alone").unwrap();
     assert!(
         alone.text.contains("node c follows and has LSN 88 of 90"),
@@ -536,7 +536,7 @@ fn who_follows_a_primary_without_a_mirror_is_named() {
 }
 
 /// A copy whose disk was full was "whole", "cannot be used", and to be started again, while
-/// it heals by itself; one cause had four ills with three cures (a new user).
+/// it heals by itself; one cause had four findings with three cures (a new user).
 #[test]
 fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
     let mut nodes = cluster();
@@ -547,7 +547,7 @@ fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
     nodes[2]["link"]["up"] = json!(false);
     nodes[1]["backups"] = Value::Null;
     nodes[3]["link"]["up"] = json!(true);
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     let kinds: Vec<_> = all.iter().map(|i| (&*i.node, i.kind)).collect();
     assert_eq!(kinds, [("b", "room"), ("a", "link"), ("c", "backup-away")]);
     assert!(
@@ -559,7 +559,7 @@ fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
     }
     // The cause is not room.
     nodes[1]["full"] = Value::Null;
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     assert!(
         all[0].kind == "copy" && all[0].todo.starts_with(DISK),
         "{all:?}"
@@ -600,7 +600,7 @@ fn the_register_ends_the_role_of_a_primary_that_knows_no_later_view() {
     assert_eq!(found, expected);
     assert_eq!(role(&nodes[0], &nodes), "was primary");
     assert_eq!(unused_line(&nodes), None);
-    let all = ills(&super::tests::expected(&[]), &nodes);
+    let all = findings(&super::tests::expected(&[]), &nodes);
     let stale = all.iter().find(|i| i.kind == "stale").unwrap();
     let since = "by the register node b is the primary since epoch 8";
     assert!(stale.text.contains(since), "{stale:?}");
@@ -646,7 +646,7 @@ fn what_becomes_of_the_program_is_said() {
     let mut nodes = cluster();
     nodes[0]["link"]["up"] = json!(false);
     let link = |nodes: &[Value], voters: &[Voter]| {
-        let all = ills(&expected(voters), nodes);
+        let all = findings(&expected(voters), nodes);
         all.into_iter().find(|i| i.kind == "link").unwrap().text
     };
     assert!(link(&nodes, &voters(None)).ends_with("wait until it goes on alone, in seconds"));
@@ -661,7 +661,7 @@ fn low_room_is_no_cause() {
     let mut nodes = cluster();
     nodes[0]["link"]["up"] = json!(false);
     nodes[1]["room"]["free"] = json!(0);
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     assert!(all.iter().any(|i| i.kind == "room"));
     let link = all.iter().find(|i| i.kind == "link").unwrap();
     assert!(link.todo.starts_with("look at the network"), "{link:?}");
@@ -669,9 +669,9 @@ fn low_room_is_no_cause() {
     nodes[1]["room"]["free"] = json!(1 << 30);
     nodes[1]["error"] = json!("quota exceeded");
     nodes[1]["full"] = json!(true);
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     assert_eq!((all[0].kind, &*all[0].todo), ("copy", ROOM));
-    let by_hand = ills(&expected(&[]), &nodes);
+    let by_hand = findings(&expected(&[]), &nodes);
     assert_eq!((by_hand[0].kind, &*by_hand[0].todo), ("copy", ROOM_BY_HAND));
 }
 
@@ -697,7 +697,7 @@ fn who_refuses_does_not_vote() {
     let mut all = voters(Some("this is cluster x"));
     all[2].refuses = true;
     all[1].answers = false;
-    let found = ills(&expected(&all), &nodes);
+    let found = findings(&expected(&all), &nodes);
     assert_eq!(&*found[0].todo, REFUSED);
     assert!(
         found[1].text.starts_with("1 of 3 voters answer"),
@@ -772,7 +772,7 @@ fn what_waits_for_a_program_or_for_voters_is_said_to() {
         (91, "nothing, if this passes: the daemon of node a"),
     ] {
         nodes[0]["checkpoint"] = json!(checkpoint);
-        let all = ills(&expected(&voters(None)), &nodes);
+        let all = findings(&expected(&voters(None)), &nodes);
         let behind = all.iter().find(|i| i.kind == "behind").unwrap();
         assert!(behind.todo.starts_with(says), "{behind:?}");
     }
@@ -837,7 +837,7 @@ fn who_answers_and_does_not_vote_is_no_vote() {
         "{said}"
     );
     all[2].down = Some("no space left".into());
-    let found = ills(&expected(&all), &nodes);
+    let found = findings(&expected(&all), &nodes);
     let quorum = found.iter().find(|i| i.kind == "quorum").unwrap();
     assert!(
         quorum
@@ -859,7 +859,7 @@ fn a_backup_that_waits_for_a_program_is_said_to() {
     nodes[2]["last_lsn"] = json!(80);
     nodes[1]["backups"] = Value::Null;
     let away = |nodes: &[Value]| {
-        let all = ills(&expected(&voters(None)), nodes);
+        let all = findings(&expected(&voters(None)), nodes);
         all.into_iter()
             .find(|i| i.node == "c" && i.kind == "backup-away")
             .unwrap()
@@ -903,7 +903,7 @@ fn nobody_takes_a_place_where_there_is_no_other() {
     nodes[0]["link"]["up"] = json!(false);
     nodes[1] = json!({ "node": "b", "reachable": false, "error": "node b is away" });
     let todo = |nodes: &[Value], voters: &[Voter]| {
-        let all = ills(&expected(voters), nodes);
+        let all = findings(&expected(voters), nodes);
         let link = all.into_iter().find(|i| i.kind == "link").unwrap();
         link.todo.into_owned()
     };
@@ -915,10 +915,10 @@ fn nobody_takes_a_place_where_there_is_no_other() {
     let mut unused = nodes.clone();
     unused[0]["attached"] = json!(false);
     unused[0]["view"]["mirror"] = json!("");
-    let all = ills(&expected(&voters(None)), &unused);
-    let ill = all.iter().find(|i| i.kind == "alone").unwrap();
+    let all = findings(&expected(&voters(None)), &unused);
+    let finding = all.iter().find(|i| i.kind == "alone").unwrap();
     let until = ", or, at the latest while a program is attached, when another takes its place";
-    assert!(ill.todo.contains(until), "{ill:?}");
+    assert!(finding.todo.contains(until), "{finding:?}");
     nodes.truncate(2);
     assert_eq!(todo(&nodes, &voters(None)), alone);
 }
@@ -936,7 +936,7 @@ fn a_program_waits_for_a_mirror_that_does_not_answer() {
         ),
         "{said}"
     );
-    // The ill of the link says so.
+    // The finding of the link says so.
     nodes[0]["link"]["up"] = json!(false);
     let said = texts(&nodes, &voters(None)).remove(0);
     assert_eq!(said, "node b is away; it has a vote");
@@ -968,7 +968,7 @@ fn an_unused_primary_without_room_may_be_left() {
     let mut nodes = cluster();
     nodes[0]["room"]["free"] = json!(0);
     let says = "; or `mojim promote --name b`, and start the program on node b";
-    let room = |nodes: &[Value]| ills(&expected(&voters(None)), nodes).remove(0);
+    let room = |nodes: &[Value]| findings(&expected(&voters(None)), nodes).remove(0);
     assert!(!room(&nodes).todo.ends_with(says));
     nodes[0]["attached"] = json!(false);
     assert!(
@@ -1009,7 +1009,7 @@ fn a_backup_that_lacks_nothing_may_follow_nobody_for_a_moment() {
     nodes[2]["link"]["up"] = json!(false);
     nodes[1]["backups"][0]["active"] = json!(false);
     let passes = |nodes: &[Value]| {
-        let all = ills(&expected(&voters(None)), nodes);
+        let all = findings(&expected(&voters(None)), nodes);
         assert_eq!(all.len(), 1, "{all:?}");
         all[0].passes()
     };
@@ -1034,7 +1034,7 @@ fn an_empty_mirror_of_a_lost_primary_takes_nothing_over() {
     }
     nodes[1]["state"] = json!("empty");
     nodes[3]["last_lsn"] = json!(80);
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     let of = |node: &str, kind: &str| {
         let mut found = all.iter().filter(|i| i.node == node && i.kind == kind);
         found.next().unwrap_or_else(|| panic!("{all:?}"))
@@ -1067,22 +1067,22 @@ fn without_a_majority_nothing_is_advised_that_needs_one() {
     let mut away = voters(Some("refused"));
     away[1].answers = false;
     let of = |nodes: &[Value], kind: &str| {
-        let all = ills(&expected(&away), nodes);
+        let all = findings(&expected(&away), nodes);
         all.into_iter().find(|i| i.kind == kind).unwrap()
     };
     let quorum = of(&nodes, "quorum").text;
     assert!(quorum.ends_with("and no program can attach"), "{quorum}");
     let waits = "this passes with it, or, once enough voters vote, when another takes its place";
     for kind in ["link", "backup-away"] {
-        let ill = of(&nodes, kind);
-        assert!(ill.todo.contains(waits), "{ill:?}");
+        let finding = of(&nodes, kind);
+        assert!(finding.todo.contains(waits), "{finding:?}");
     }
     nodes[0]["attached"] = json!(false);
     let todo = of(&nodes, "backup-away").todo;
     assert!(todo.contains("start the program on node a"), "{todo}");
     assert!(of(&nodes, "quorum").todo.ends_with(BEFORE));
     // With enough voters it needs no such words.
-    let all = ills(&expected(&voters(None)), &nodes);
+    let all = findings(&expected(&voters(None)), &nodes);
     assert!(all.iter().all(|i| !i.todo.ends_with(BEFORE)), "{all:?}");
 }
 
@@ -1109,7 +1109,7 @@ fn where_no_voter_answers_that_is_said_too() {
     let mut none = voters(Some("is away"));
     none.iter_mut().for_each(|v| v.answers = false);
     let quorum = |voters: &[Voter]| {
-        let all = ills(&expected(voters), &nodes);
+        let all = findings(&expected(voters), &nodes);
         all.into_iter().find(|i| i.kind == "quorum")
     };
     let said = quorum(&none).unwrap().text;
@@ -1140,7 +1140,7 @@ fn voters_that_are_down_and_voters_that_do_not_vote_are_both_named() {
     );
     all[1].answers = false;
     all[2].down = Some("no space left".into());
-    let found = ills(&expected(&all), &nodes);
+    let found = findings(&expected(&all), &nodes);
     let todo = &found.iter().find(|i| i.kind == "quorum").unwrap().todo;
     assert!(
         todo.starts_with("start the voters") && todo.contains("answer and do not vote (room"),

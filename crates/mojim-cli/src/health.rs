@@ -1,6 +1,6 @@
 //! Whether a volume is well, by what its nodes say.
 //!
-//! Owns the rules of `mojim status`: what counts as an ill, its kind, its text and what
+//! Owns the rules of `mojim status`: what counts as a finding, its kind, its text and what
 //! to do about it. `status` asks the nodes. A node's row is its daemon's answer, with
 //! `node` and `reachable`, and with `error` if the daemon did not answer or its copy is
 //! not usable.
@@ -110,7 +110,7 @@ impl Expected<'_> {
 
 /// One thing that is not well.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Ill {
+pub struct Finding {
     node: String,
     kind: &'static str,
     text: String,
@@ -119,9 +119,9 @@ pub struct Ill {
     passes: bool,
 }
 
-impl Ill {
-    fn new(node: &str, kind: &'static str, text: String, todo: &'static str) -> Ill {
-        Ill {
+impl Finding {
+    fn new(node: &str, kind: &'static str, text: String, todo: &'static str) -> Finding {
+        Finding {
             node: node.to_owned(),
             kind,
             text,
@@ -151,7 +151,7 @@ const START: &str = "start `mojim node` there (end it first if it hangs), or loo
 const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second, and one that has ended meanwhile is started again)";
 const VOTER: &str = "mend what the message names (room, a disk): the daemon there tries again every second. One that is started before that ends with the error: start it again afterwards";
 const READS: &str = "look again in a few seconds; if it stays so, mend what the message names (room, a disk, a node that does not answer)";
-/// `ills` puts in its place who does it, and where.
+/// `findings` puts in its place who does it, and where.
 const PROGRAM: &str = "nothing, if this passes: the primary brings the other copies up to date";
 const JOINS: &str = "nothing, if this passes: the program's node takes back who answers; if it stays so, read what that program and the other nodes' daemons say";
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
@@ -165,7 +165,7 @@ const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
 const DECIDE: &str = "decide which copy goes on; the message says how";
-const STRANGERS: &str = "move them elsewhere; what is to be in the volume, bring there under `mojim run` (or a program of libmojim takes it in when it maps it)";
+const UNMANAGED: &str = "move them elsewhere; what is to be in the volume, bring there under `mojim run` (or a program of libmojim takes it in when it maps it)";
 const RUN: &str =
     "start them again: the next `mojim run` mounts the volume anew, and this line goes";
 const CHANGED: &str = "`mojim verify` says where the copies differ; `mojim repair` takes the other copy's bytes, or all of it (`--anew`)";
@@ -358,9 +358,9 @@ fn latest(nodes: &[Value]) -> Option<&Value> {
 }
 
 /// Everything about a volume that is not as it should be.
-pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
-    let mut ills = found(expected, nodes);
-    for i in ills.iter_mut().filter(|i| i.kind == "unreachable") {
+pub fn findings(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Finding> {
+    let mut findings = collect_findings(expected, nodes);
+    for i in findings.iter_mut().filter(|i| i.kind == "unreachable") {
         if Cause::of(&i.text).is_some_and(Cause::is_of_keys) {
             // It may serve: nobody is to go on without it.
             continue;
@@ -371,10 +371,10 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
             i.todo = Cow::Owned(format!("{}; {how}", i.todo));
         }
     }
-    for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
+    for i in findings.iter_mut().filter(|i| i.todo == PROGRAM) {
         i.todo = brought(&i.node, nodes);
     }
-    ills
+    findings
 }
 
 /// Who brings the copy of `node` up to date, and what to do if nobody does. No node: the
@@ -516,50 +516,52 @@ fn starts(nodes: &[Value]) -> String {
     )
 }
 
-fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
-    let mut ills = Vec::new();
+fn collect_findings(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Finding> {
+    let mut findings = Vec::new();
     for n in nodes {
-        of_node(expected, n, nodes, &mut ills);
+        of_node(expected, n, nodes, &mut findings);
     }
-    of_voters(expected, &mut ills);
-    of_register(expected, nodes, &mut ills);
+    of_voters(expected, &mut findings);
+    of_register(expected, nodes, &mut findings);
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     if newest == 0 {
         // No program has ever attached: there is nothing to copy.
-        return ills;
+        return findings;
     }
     let first = primaries(nodes);
     if is_headless(nodes) {
         let what = format!("{} nodes are primary in epoch {newest}", first.len());
         let todo = "look again in a few seconds; if it stays so, start the program where the register or the operator's last word put the primary";
-        let mut ill = Ill::new("", "primaries", what, todo);
+        let mut finding = Finding::new("", "primaries", what, todo);
         if let Some(p) = to_promote(nodes) {
-            ill.todo = promote(p).into();
+            finding.todo = promote(p).into();
         }
-        ills.push(ill);
+        findings.push(finding);
     }
     for n in nodes.iter().filter(|n| n["reachable"] == true) {
         let is_primary = n["role"] == "primary" && n["state"] != "loading";
         let leads = is_primary && first.iter().all(|p| p["node"] == n["node"]);
-        of_copy(n, nodes, leads, &mut ills);
+        of_copy(n, nodes, leads, &mut findings);
     }
     let mut mirror = None;
     if let Some(p) = first.first() {
-        of_mirror(expected, p, nodes, &mut ills);
+        of_mirror(expected, p, nodes, &mut findings);
         // A mirror that is joining is not in the view yet.
         mirror = p["view"]["mirror"].as_str();
         mirror = mirror.filter(|m| nodes.iter().any(|n| n["node"] == *m));
     }
     let forwards = mirror.or_else(|| first.first().map(|p| text(p, "node")));
-    of_backups(expected, newest, (mirror, forwards), nodes, &mut ills);
-    ills
+    of_backups(expected, newest, (mirror, forwards), nodes, &mut findings);
+    findings
 }
 
 /// Whether the voters vote. That a data node does not is said with its lack of room, where
 /// it has one.
-fn of_voters(expected: &Expected<'_>, ills: &mut Vec<Ill>) {
+fn of_voters(expected: &Expected<'_>, findings: &mut Vec<Finding>) {
     for v in expected.voters {
-        let is_said = ills.iter().any(|i| i.node == v.name && i.kind == "room");
+        let is_said = findings
+            .iter()
+            .any(|i| i.node == v.name && i.kind == "room");
         let down = v.down.as_ref().filter(|_| v.answers && !is_said);
         if let Some(why) = &v.error {
             let what = format!("{why}{}", expected.vote_of(&v.name));
@@ -568,26 +570,26 @@ fn of_voters(expected: &Expected<'_>, ills: &mut Vec<Ill>) {
                 false if v.refuses => REFUSED,
                 false => START,
             };
-            ills.push(unasked(Ill::new(&v.name, "voter", what, todo), why));
+            findings.push(unasked(Finding::new(&v.name, "voter", what, todo), why));
         } else if let Some(why) = down {
             let what = format!("node {} does not vote on views: {why}", v.name);
-            ills.push(Ill::new(&v.name, "voter", what, VOTER));
+            findings.push(Finding::new(&v.name, "voter", what, VOTER));
         }
     }
 }
 
-/// What to do about an ill that was caused by one of `node`, if `node` has such an ill.
+/// What to do about a finding that was caused by one of `node`, if `node` has such a finding.
 /// Low room alone has caused nothing yet.
 fn because_of(
     expected: &Expected<'_>,
     node: &str,
     nodes: &[Value],
-    ills: &[Ill],
+    findings: &[Finding],
 ) -> Option<Cow<'static, str>> {
     let causes = ["unreachable", "refused", "copy", "failed"];
     let full = nodes.iter().any(|n| n["node"] == node && n["full"] == true);
     let is_cause = |kind| causes.contains(&kind) || full && kind == "room";
-    let has = |i: &Ill| i.node == node && is_cause(i.kind);
+    let has = |i: &Finding| i.node == node && is_cause(i.kind);
     let may = |n: &&Value| n["node"] != node && n["role"] != "primary" && is_usable(n);
     let in_use = nodes.iter().any(|n| n["attached"] == true);
     let other = match nodes.iter().any(|n| may(&n)) && !expected.voters.is_empty() {
@@ -599,17 +601,17 @@ fn because_of(
         false => "",
     };
     let todo = format!("what is said of node {node}: this passes with it{other}");
-    ills.iter().any(has).then_some(Cow::Owned(todo))
+    findings.iter().any(has).then_some(Cow::Owned(todo))
 }
 
 /// Whether a node answers, and whether its copy can be used.
-fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
     let name = text(n, "node");
     let waits = n["waits_for_room"] == true;
     let room = of_room(n).or_else(|| waits.then(|| format!("node {name}: its disk has no room")));
     let full = n["full"] == true && room.is_some();
     if let Some(e) = n["error"].as_str().filter(|_| !full) {
-        ills.push(of_error(expected, n, e, nodes));
+        findings.push(of_error(expected, n, e, nodes));
     }
     if let Some(mut what) = room {
         let mut todo = Cow::Borrowed("make room on that file system");
@@ -625,31 +627,31 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
             todo = format!("{todo}; or {how}").into();
         }
         what += &expected.vote_of(name);
-        let mut ill = Ill::new(name, "room", what, "");
-        ill.todo = todo;
-        ills.push(ill);
+        let mut finding = Finding::new(name, "room", what, "");
+        finding.todo = todo;
+        findings.push(finding);
     }
-    of_strangers(n, ills);
+    of_unmanaged_files(n, findings);
     if let Some(differs) = n["differs"].as_array() {
         let differs: Vec<&str> = differs.iter().filter_map(Value::as_str).collect();
         let what = format!(
             "node {name} runs with another configuration: {}",
             differs.join(", ")
         );
-        ills.push(Ill::new(name, "configuration", what, CONFIGURATION));
+        findings.push(Finding::new(name, "configuration", what, CONFIGURATION));
     }
     if let Some(why) = n["run_failed"].as_str() {
         let what = format!("programs under `mojim run` on node {name} have ended: {why}");
-        ills.push(Ill::new(name, "run", what, RUN));
+        findings.push(Finding::new(name, "run", what, RUN));
     }
     if let Some(why) = n["take_over_error"].as_str()
         && n["distrusted"] != true
     {
         let what = format!("node {name} does not take the place of its primary: {why}");
-        ills.push(Ill::new(name, "behind", what, DECIDE));
+        findings.push(Finding::new(name, "behind", what, DECIDE));
     }
     if n["distrusted"] == true {
-        ills.push(Ill::new(
+        findings.push(Finding::new(
             name,
             "copy",
             format!("the copy of node {name} is to be made anew, by an operator's word or since its log is damaged"),
@@ -658,7 +660,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
     }
 }
 
-/// Most files that an ill names.
+/// Most files that a finding names.
 const MOST_NAMED: usize = 5;
 
 /// Names, and how many more there are.
@@ -676,7 +678,7 @@ fn some_of(names: &Value, count: &Value) -> String {
 }
 
 /// What lies in a volume's directory on a node, or is missing there, past Mojim.
-fn of_strangers(n: &Value, ills: &mut Vec<Ill>) {
+fn of_unmanaged_files(n: &Value, findings: &mut Vec<Finding>) {
     let (name, s) = (text(n, "node"), &n["strangers"]);
     let path = text(s, "path");
     if s["unknown_count"].as_u64().unwrap_or(0) > 0 {
@@ -684,25 +686,25 @@ fn of_strangers(n: &Value, ills: &mut Vec<Ill>) {
             "node {name}: not of the volume, and so on this node only, are in {path}: {}",
             some_of(&s["unknown"], &s["unknown_count"])
         );
-        ills.push(Ill::new(name, "strangers", what, STRANGERS));
+        findings.push(Finding::new(name, "strangers", what, UNMANAGED));
     }
     if s["changed_count"].as_u64().unwrap_or(0) > 0 {
         let what = format!(
             "node {name}: somebody changed files of the volume in {path}, past Mojim: {}",
             some_of(&s["changed"], &s["changed_count"])
         );
-        ills.push(Ill::new(name, "strangers", what, CHANGED));
+        findings.push(Finding::new(name, "strangers", what, CHANGED));
     }
 }
 
-/// The ill of a node that does not answer, refuses, or cannot use its copy, for `e`.
-fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill {
+/// The finding of a node that does not answer, refuses, or cannot use its copy, for `e`.
+fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Finding {
     let name = text(n, "node");
     match (n["reachable"] == true, n.get("role").is_some()) {
         (false, _) => {
             let goes_on = goes_on(expected, name, nodes);
             let what = format!("{e}{goes_on}{}", expected.vote_of(name));
-            unasked(Ill::new(name, "unreachable", what, START), e)
+            unasked(Finding::new(name, "unreachable", what, START), e)
         }
         (true, true) => {
             let mut todo = Cow::Borrowed(match text(n, "role") {
@@ -721,26 +723,26 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
                 todo = format!("{todo}; or {how}").into();
             }
             let what = format!("the copy of node {name} cannot be used: {e}");
-            let mut ill = Ill::new(name, "copy", what, "");
-            ill.todo = todo;
-            ill
+            let mut finding = Finding::new(name, "copy", what, "");
+            finding.todo = todo;
+            finding
         }
         (true, false) => {
             let (kind, todo) = match n["beyond"] == true {
                 true => ("beyond", BEYOND),
                 false => ("refused", REFUSED),
             };
-            unasked(Ill::new(name, kind, e.to_owned(), todo), e)
+            unasked(Finding::new(name, kind, e.to_owned(), todo), e)
         }
     }
 }
 
-/// An ill of a node that could not be asked, for `e`: where the cause is known, with what to do about it.
-fn unasked(mut ill: Ill, e: &str) -> Ill {
+/// A finding of a node that could not be asked, for `e`: where the cause is known, with what to do about it.
+fn unasked(mut finding: Finding, e: &str) -> Finding {
     if let Some(cause) = Cause::of(e) {
-        ill.todo = cause.todo(&ill.node).into();
+        finding.todo = cause.todo(&finding.node).into();
     }
-    ill
+    finding
 }
 
 /// How the volume goes on at the mirror of `n`, if `n` is the primary, no program is
@@ -843,7 +845,7 @@ fn then(expected: &Expected<'_>, p: &Value) -> &'static str {
 }
 
 /// Whether the views can change, and whether what they say has been carried out.
-fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_register(expected: &Expected<'_>, nodes: &[Value], findings: &mut Vec<Finding>) {
     // A node that can read the register can take over.
     let read = nodes.iter().any(|n| n["register"]["version"].is_u64());
     let of_copies = nodes
@@ -861,17 +863,17 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         all.any(|v| v.name == name && v.answers && v.down.is_some())
     };
     if !read && expected.lacks_votes() {
-        ills.extend(too_few(expected, unread.is_empty()));
+        findings.extend(too_few(expected, unread.is_empty()));
     } else if read || unread.is_empty() {
         // Of a voter that does not vote that is said already.
         for (name, e) in unread.into_iter().filter(|(n, _)| !is_down(n)) {
             let what = format!("node {name} cannot read the register of views: {e}");
-            ills.push(Ill::new(name, "quorum", what, READS));
+            findings.push(Finding::new(name, "quorum", what, READS));
         }
     } else {
         // A voter that reports an error is the cause.
-        let ill = |v: &Voter| v.error.is_some() || v.down.is_some();
-        let chooses = match expected.voters.iter().any(ill) {
+        let finding = |v: &Voter| v.error.is_some() || v.down.is_some();
+        let chooses = match expected.voters.iter().any(finding) {
             true => "",
             false => ", as while they choose who leads them, for some seconds",
         };
@@ -880,7 +882,7 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
             "{count}, and the register of views cannot be read{chooses}; meanwhile nobody takes over: {}",
             unread[0].1
         );
-        ills.push(Ill::new("", "quorum", what, VOTERS));
+        findings.push(Finding::new("", "quorum", what, VOTERS));
     }
     let Some(primary) = latest(nodes).and_then(|r| r["primary"]["node"].as_str()) else {
         return;
@@ -890,7 +892,7 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         && n["reachable"] == true
         && n["role"] != "primary"
     {
-        ills.push(Ill::new(
+        findings.push(Finding::new(
             primary,
             "promotion",
             format!("the register names node {primary} the primary, and it has not become it yet"),
@@ -899,9 +901,9 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
     }
 }
 
-/// The ill of voters of which too few vote. `unheard`: no node has said that it cannot read
+/// The finding of voters of which too few vote. `unheard`: no node has said that it cannot read
 /// the register.
-fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Ill> {
+fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Finding> {
     let all = expected.voters;
     // Who refuses this command alone may vote all the same.
     if unheard && all.iter().any(|v| v.refuses) {
@@ -927,31 +929,31 @@ fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Ill> {
             "start the voters that do not answer, or look at their machines and network; and mend what is said of those that answer and do not vote (room, a disk): their daemons try again every second"
         }
     };
-    let mut ill = Ill::new("", "quorum", what, todo);
-    ill.todo.to_mut().push_str(BEFORE);
-    Some(ill)
+    let mut finding = Finding::new("", "quorum", what, todo);
+    finding.todo.to_mut().push_str(BEFORE);
+    Some(finding)
 }
 
 /// Whether a node's copy is whole, and of the newest view. `leads`: the node is the
 /// primary, and no other node is the primary of the newest view.
-fn of_copy(n: &Value, nodes: &[Value], leads: bool, ills: &mut Vec<Ill>) {
+fn of_copy(n: &Value, nodes: &[Value], leads: bool, findings: &mut Vec<Finding>) {
     let name = text(n, "node");
     match n["state"].as_str() {
         // A damaged copy has an `error`, too.
         Some("whole" | "damaged") | None => {}
-        Some(_) if leads => ills.push(Ill::new(
+        Some(_) if leads => findings.push(Finding::new(
             name,
             "copy",
             format!("node {name} is the primary, and its copy is gone"),
             TAKE,
         )),
-        Some("new") => ills.push(Ill::new(
+        Some("new") => findings.push(Finding::new(
             name,
             "copy",
             format!("node {name} has no copy yet"),
             PROGRAM,
         )),
-        Some(s) => ills.push(Ill::new(
+        Some(s) => findings.push(Finding::new(
             name,
             "copy",
             format!("the copy of node {name} is {s}{}", uncopied(n)),
@@ -963,7 +965,7 @@ fn of_copy(n: &Value, nodes: &[Value], leads: bool, ills: &mut Vec<Ill>) {
         )),
     }
     if n["failed"] == true {
-        ills.push(Ill::new(
+        findings.push(Finding::new(
             name,
             "failed",
             format!("the program on node {name} can commit nothing more: the disk, or the log, of its copy failed"),
@@ -978,7 +980,7 @@ fn of_copy(n: &Value, nodes: &[Value], leads: bool, ills: &mut Vec<Ill>) {
             }
             None => format!("the volume is in epoch {} by now", newest(nodes)),
         };
-        ills.push(Ill::new(
+        findings.push(Finding::new(
             name,
             "stale",
             format!(
@@ -1004,14 +1006,14 @@ fn uncopied(n: &Value) -> String {
 }
 
 /// Whether the primary has its mirror, and the mirror what is committed.
-fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
     if !expected.mirrored {
         return;
     }
     let name = text(p, "node");
     let mirror = p["view"]["mirror"].as_str().unwrap_or("");
     if mirror.is_empty() {
-        ills.push(alone(expected, p, nodes, ills));
+        findings.push(alone(expected, p, nodes, findings));
         return;
     }
     if p["attaching"] == true {
@@ -1021,27 +1023,27 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     if p["attached"] == true {
         if p["link"]["up"] == false {
             let then = match p["failed"] == true {
-                // The ill `failed` says so.
+                // The finding `failed` says so.
                 true => String::new(),
                 false => format!(": {}", then(expected, p)),
             };
             let what =
                 format!("the link of node {name} to its mirror, node {mirror}, is down{then}");
-            let mut ill = Ill::new(name, "link", what, START);
-            ill.todo = because_of(expected, mirror, nodes, ills).unwrap_or(
+            let mut finding = Finding::new(name, "link", what, START);
+            finding.todo = because_of(expected, mirror, nodes, findings).unwrap_or(
                 "look at the network between the two, and read what their daemons say".into(),
             );
-            ills.push(ill);
+            findings.push(finding);
         }
-        of_silence(p, nodes, ills);
+        of_silence(p, nodes, findings);
         return;
     }
-    of_unused(p, mirror, nodes, ills);
+    of_unused(p, mirror, nodes, findings);
 }
 
 /// Whether the primary or its mirror lacks something, while no program is attached that would
 /// send it.
-fn of_unused(p: &Value, mirror: &str, nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_unused(p: &Value, mirror: &str, nodes: &[Value], findings: &mut Vec<Finding>) {
     let name = text(p, "node");
     let found = nodes.iter().find(|n| n["node"] == mirror);
     if let Some(m) = found.filter(|m| m["reachable"] == true && m["state"] == "whole")
@@ -1052,12 +1054,12 @@ fn of_unused(p: &Value, mirror: &str, nodes: &[Value], ills: &mut Vec<Ill>) {
             m["last_lsn"],
             committed(p)
         );
-        let mut ill = Ill::new(mirror, "behind", what, PROGRAM);
+        let mut finding = Finding::new(mirror, "behind", what, PROGRAM);
         // The daemon copies what is known to be committed.
         if m["last_lsn"].as_u64() >= p["checkpoint"].as_u64() {
-            ill.todo = format!("start the program on node {name}: what an earlier one had begun, and what was acknowledged to nobody yet, waits for it").into();
+            finding.todo = format!("start the program on node {name}: what an earlier one had begun, and what was acknowledged to nobody yet, waits for it").into();
         }
-        ills.push(ill);
+        findings.push(finding);
     }
     // The mirror has records that the primary lost.
     if let Some(m) = found.filter(|m| m["reachable"] == true && epoch(m) == epoch(p))
@@ -1069,14 +1071,14 @@ fn of_unused(p: &Value, mirror: &str, nodes: &[Value], ills: &mut Vec<Ill>) {
             p["last_lsn"],
             committed(m)
         );
-        let mut ill = Ill::new(name, "behind", what, "");
-        ill.todo = format!("start the program on node {name}: it takes what it lacks from the mirror, or says why it does not; before that, whatever becomes of the mirror is lost").into();
-        ills.push(ill);
+        let mut finding = Finding::new(name, "behind", what, "");
+        finding.todo = format!("start the program on node {name}: it takes what it lacks from the mirror, or says why it does not; before that, whatever becomes of the mirror is lost").into();
+        findings.push(finding);
     }
 }
 
 /// A program that stands still does not say that its link is down.
-fn of_silence(p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_silence(p: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
     let name = text(p, "node");
     let mirror = nodes.iter().find(|n| n["node"] == p["view"]["mirror"]);
     let hears_nothing = |m: &&Value| is_usable(m) && m["link"]["up"] == false;
@@ -1092,13 +1094,13 @@ fn of_silence(p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
             p["pid"]
         );
         let todo = "look again in a few seconds; if it stays so, look at that process (is it stopped?) and at the network between the two";
-        ills.push(Ill::new(name, "link", what, todo));
+        findings.push(Finding::new(name, "link", what, todo));
     }
 }
 
-/// The ill of a primary without a mirror: which nodes have what it commits all the same,
+/// The finding of a primary without a mirror: which nodes have what it commits all the same,
 /// and what to do.
-fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> Ill {
+fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], findings: &[Finding]) -> Finding {
     let name = text(p, "node");
     let attached = p["attached"] == true;
     let is_other = |n: &&Value| n["node"] != name && is_usable(n);
@@ -1123,7 +1125,7 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> I
     let could_be = |roles: &'static [&str]| {
         let is = move |n: &&Value| n["node"] != name && roles.contains(&text(n, "role"));
         let all = nodes.iter().filter(is);
-        all.filter_map(|n| because_of(expected, text(n, "node"), nodes, ills))
+        all.filter_map(|n| because_of(expected, text(n, "node"), nodes, findings))
             .next()
     };
     let mut todo = match could_be(&["mirror", "primary"]).or_else(|| could_be(&[""])) {
@@ -1141,9 +1143,9 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> I
         todo.to_mut()
             .push_str(". Who follows takes the mirror's place if none comes back");
     }
-    let mut ill = Ill::new(name, "alone", what, "");
-    ill.todo = todo;
-    ill
+    let mut finding = Finding::new(name, "alone", what, "");
+    finding.todo = todo;
+    finding
 }
 
 /// Whether each backup follows, and how far. `upstream` forwards to the backups; until it
@@ -1154,7 +1156,7 @@ fn of_backups(
     newest: u64,
     (mirror, upstream): (Option<&str>, Option<&str>),
     nodes: &[Value],
-    ills: &mut Vec<Ill>,
+    findings: &mut Vec<Finding>,
 ) {
     // Who attaches sends nothing yet.
     let is_used = |n: &Value| n["attached"] == true && n["attaching"] != true;
@@ -1180,26 +1182,26 @@ fn of_backups(
                 true => format!("has LSN {has} of {}{}", last_known(nodes), uncopied(b)),
                 false => "has what is committed by now".to_owned(),
             };
-            let mut ill = away(b, mirror.filter(|_| outside(b)), &lacks);
-            ill.passes = !is_old && has >= most;
-            let because = upstream.and_then(|u| because_of(expected, u, nodes, ills));
+            let mut finding = away(b, mirror.filter(|_| outside(b)), &lacks);
+            finding.passes = !is_old && has >= most;
+            let because = upstream.and_then(|u| because_of(expected, u, nodes, findings));
             match because {
-                Some(todo) if in_use => ill.todo = todo,
-                Some(todo) => ill.todo = format!("{todo}; {}", starts(nodes)).into(),
-                None if ill.todo == AWAY && !in_use => ill.todo = away_unused(nodes).into(),
+                Some(todo) if in_use => finding.todo = todo,
+                Some(todo) => finding.todo = format!("{todo}; {}", starts(nodes)).into(),
+                None if finding.todo == AWAY && !in_use => finding.todo = away_unused(nodes).into(),
                 None => {}
             }
-            ills.push(ill);
+            findings.push(finding);
         }
     }
     for r in rows {
-        of_lag(expected, r, nodes, ills);
+        of_lag(expected, r, nodes, findings);
     }
 }
 
-/// The ill of a node that follows nobody. `mirror`: it takes itself for the mirror, and this
+/// The finding of a node that follows nobody. `mirror`: it takes itself for the mirror, and this
 /// node is.
-fn away(b: &Value, mirror: Option<&str>, lacks: &str) -> Ill {
+fn away(b: &Value, mirror: Option<&str>, lacks: &str) -> Finding {
     let name = text(b, "node");
     let what = match mirror {
         Some(mirror) => {
@@ -1213,11 +1215,11 @@ fn away(b: &Value, mirror: Option<&str>, lacks: &str) -> Ill {
         true => ROOM_TO_COPY,
         false => AWAY,
     };
-    Ill::new(name, "backup-away", what, todo)
+    Finding::new(name, "backup-away", what, todo)
 }
 
 /// Whether the program waits for a backup, by the row that the mirror has of it.
-fn of_lag(expected: &Expected<'_>, r: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_lag(expected: &Expected<'_>, r: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
     let name = text(r, "node");
     let lag = r["lag"].as_u64().unwrap_or(0);
     let Some(b) = nodes.iter().find(|n| n["node"] == name) else {
@@ -1242,7 +1244,7 @@ fn of_lag(expected: &Expected<'_>, r: &Value, nodes: &[Value], ills: &mut Vec<Il
         ),
         _ => return,
     };
-    ills.push(Ill::new(name, "backup-lag", what, todo));
+    findings.push(Finding::new(name, "backup-lag", what, todo));
 }
 
 /// Which nodes have a sync point, and how safe it is there: `level` is none (not

@@ -35,21 +35,21 @@ const MOST_NAMED: usize = 1000;
 
 impl Node {
     /// What is not as the catalogue has it, if anything.
-    pub(super) fn strangers(&self, v: &Volume) -> Option<Value> {
+    pub(super) fn unmanaged_files(&self, v: &Volume) -> Option<Value> {
         let held = self.of(v);
         let mut known = held.known();
-        if std::mem::replace(&mut known.looks_for_strangers, true) {
-            return known.strangers.clone();
+        if std::mem::replace(&mut known.looks_for_unmanaged, true) {
+            return known.unmanaged_files.clone();
         }
         drop(known);
-        let found = self.look_for_strangers(v);
+        let found = self.look_for_unmanaged(v);
         let mut known = held.known();
-        known.looks_for_strangers = false;
-        known.strangers.clone_from(&found);
+        known.looks_for_unmanaged = false;
+        known.unmanaged_files.clone_from(&found);
         found
     }
 
-    fn look_for_strangers(&self, v: &Volume) -> Option<Value> {
+    fn look_for_unmanaged(&self, v: &Volume) -> Option<Value> {
         let meta = layout::meta_dir(&self.me, &v.name);
         let directory = layout::data_dir(&self.me, &v.name);
         let superblock = || {
@@ -253,7 +253,7 @@ mod tests {
             "known",
             "d/known",
             "longer",
-            "d/stranger",
+            "d/unmanaged",
             ".mojim-lost/x",
             "going",
         ] {
@@ -271,7 +271,7 @@ mod tests {
         ];
         let catalog = || known(&files, &["going", "coming"]);
         let found = look_twice(dir.path(), &catalog, &|| Some(1)).unwrap();
-        assert_eq!(all(&found.unknown), ["d/stranger", "link"]);
+        assert_eq!(all(&found.unknown), ["d/unmanaged", "link"]);
         let (gone, kind) = ("gone is not there", "kind is not a plain file");
         let longer = "longer has 5 bytes instead of 4";
         assert_eq!(all(&found.changed), [gone, kind, longer]);
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn what_is_found_beside_checkpoints_counts() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("stranger"), "12345").unwrap();
+        fs::write(dir.path().join("unmanaged"), "12345").unwrap();
         let at = Cell::new(0);
         let reads = Cell::new(0);
         // The first reading of each look meets a checkpoint.
@@ -306,7 +306,7 @@ mod tests {
             })
         };
         let found = look_twice(dir.path(), &catalog, &|| None).unwrap();
-        assert_eq!(all(&found.unknown), ["stranger"]);
+        assert_eq!(all(&found.unknown), ["unmanaged"]);
         assert_eq!((at.get(), reads.get()), (2, 4));
         // What is read while checkpoints go on and on may be of two of them.
         let moves = || Some(at.replace(at.get() + 1));
@@ -316,7 +316,7 @@ mod tests {
 
     /// What was so at one look only is Mojim's own work.
     #[test]
-    fn what_passes_is_no_stranger() {
+    fn what_passes_is_no_unmanaged_file() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["f", "removed later"] {
             fs::write(dir.path().join(name), "12345").unwrap();
