@@ -76,7 +76,7 @@ impl Count {
 
 /// Pages that are longer than they should be, with what they have. A number here only falls.
 const OLD: &[(&str, Count)] = &[
-    ("docs/explanation/performance.md", Count::of(5_609)),
+    ("docs/explanation/performance.md", Count::of(5_607)),
     ("docs/explanation/testing.md", Count::of(2_259)),
 ];
 
