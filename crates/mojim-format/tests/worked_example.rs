@@ -20,10 +20,10 @@ fn document() -> String {
     std::fs::read_to_string(DOCUMENT).expect("the document is there")
 }
 
-/// The bytes of the block that begins with "```hex NAME".
+/// The bytes of the block that begins with "```text NAME".
 fn hex(name: &str) -> Vec<u8> {
     let text = document();
-    let head = format!("```hex {name}\n");
+    let head = format!("```text {name}\n");
     let block = text
         .split_once(&head)
         .unwrap_or_else(|| panic!("no block {name}"))
