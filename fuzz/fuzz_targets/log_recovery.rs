@@ -13,7 +13,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use mojim_config::MediumKind;
 use mojim_env::Env;
-use mojim_store::log::{CONTROL_LEN, Known, Log, LogSpec};
+use mojim_store::log::{CONTROL_LEN, LogIdentity, Log, LogSpec};
 use mojim_format::pad::Pad;
 use mojim_format::{EpochStart, Op, OpKind, RecordView, RecordWriter};
 use mojim_protocol::History;
@@ -63,7 +63,7 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
         ring: PathBuf::from("/ring"),
         size: SIZE as u64,
     };
-    let known = Known {
+    let known = LogIdentity {
         incarnation: 7,
         nonce: 1,
         or: 0,

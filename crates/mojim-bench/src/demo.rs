@@ -371,9 +371,9 @@ impl Stage {
 }
 
 /// The entries of the log that `volume` has; none if it has no log of the right size.
-fn entries(volume: &Volume) -> Result<append::Found, Failure> {
+fn entries(volume: &Volume) -> Result<append::LogContents, Failure> {
     if volume.size(append::FILE)? != Some(append::CAPACITY as u64) {
-        return Ok(append::Found {
+        return Ok(append::LogContents {
             entries: 0,
             size: 0,
             torn: None,

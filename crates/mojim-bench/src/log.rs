@@ -61,7 +61,7 @@ pub struct LogOptions {
 }
 
 /// A log, and where it lies.
-struct Place {
+struct LogCase {
     name: String,
     mode: String,
     transport: &'static str,
@@ -70,11 +70,11 @@ struct Place {
 }
 
 /// Opens a log for every encoding at every place.
-fn places(memory: &Path, volumes: &[(Volume, VolumeOf)]) -> mojim::Result<Vec<Place>> {
+fn places(memory: &Path, volumes: &[(Volume, VolumeOf)]) -> mojim::Result<Vec<LogCase>> {
     let mut all = Vec::new();
     for (encoding, name) in Encoding::ALL {
         let mut push = |mode: String, transport, log| {
-            all.push(Place {
+            all.push(LogCase {
                 name: format!("{mode} {transport} {name}"),
                 mode,
                 transport,
@@ -156,7 +156,7 @@ pub fn run(o: &LogOptions) -> io::Result<()> {
     Ok(())
 }
 
-fn subject<'a>(place: &'a Place, record: &'a [u8]) -> impl Subject + 'a {
+fn subject<'a>(place: &'a LogCase, record: &'a [u8]) -> impl Subject + 'a {
     let prepare = |log: &mut &AppendLog| {
         // The ring's room for a whole operation.
         let (head, tail) = log.ends().map_err(io::Error::other)?;
@@ -175,7 +175,7 @@ fn subject<'a>(place: &'a Place, record: &'a [u8]) -> impl Subject + 'a {
     prepared(place.name.clone(), &place.log, prepare, op)
 }
 
-fn one_size(bytes: usize, plan: Plan, all: &[Place]) -> io::Result<Vec<Row>> {
+fn one_size(bytes: usize, plan: Plan, all: &[LogCase]) -> io::Result<Vec<Row>> {
     let record = vec![0x5a; bytes];
     let mut subjects: Vec<_> = all.iter().map(|p| subject(p, &record)).collect();
     let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| s as _).collect();

@@ -156,7 +156,7 @@ fn entry(i: u64) -> Vec<u8> {
 
 /// What a log holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct LogContents {
     /// Whole entries in their places.
     pub entries: u64,
     /// Their bytes.
@@ -185,16 +185,16 @@ impl Log {
     }
 
     /// Reads all of it and compares every byte with what must be there.
-    pub fn check(&self) -> Found {
+    pub fn check(&self) -> LogContents {
         // SAFETY: the mapping is readable; nobody stores to it meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts(self.0.ptr, self.0.len) };
         check(bytes)
     }
 }
 
-fn check(bytes: &[u8]) -> Found {
+fn check(bytes: &[u8]) -> LogContents {
     let size = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-    let mut found = Found {
+    let mut found = LogContents {
         entries: 0,
         size: 0,
         torn: None,

@@ -50,7 +50,7 @@ pub struct Difference {
 
 /// What a comparison found.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct CompareResult {
     /// Files on both nodes.
     pub files: usize,
     /// Bytes of these.
@@ -225,7 +225,7 @@ pub fn compare(
     volume: &Volume,
     nodes: [&Node; 2],
     wait: Duration,
-) -> Result<Found, Failure> {
+) -> Result<CompareResult, Failure> {
     let [a, b] = nodes;
     let a = Asked::connect(config, a, LONG)?;
     let b = Asked::connect(config, b, LONG)?;
@@ -234,7 +234,11 @@ pub fn compare(
 
 /// Compares the copies of all nodes that hold a volume with the first one's, up
 /// to the first that is not equal.
-pub fn compare_all(config: &Config, volume: &Volume, wait: Duration) -> Result<Found, Failure> {
+pub fn compare_all(
+    config: &Config,
+    volume: &Volume,
+    wait: Duration,
+) -> Result<CompareResult, Failure> {
     let holders = holders(config, volume);
     let [first, others @ ..] = &holders[..] else {
         return Err(Failure::usage(format!(
@@ -242,7 +246,7 @@ pub fn compare_all(config: &Config, volume: &Volume, wait: Duration) -> Result<F
             volume.name
         )));
     };
-    let mut found = Found::default();
+    let mut found = CompareResult::default();
     for other in others {
         found = compare(config, volume, [first, other], wait)?;
         if !found.differences.is_empty() || found.undecided.is_some() {
@@ -309,22 +313,22 @@ impl<N: Asks> Comparison<N> {
     }
 
     /// Comparisons, until one could be made, for `wait` at most.
-    fn run_for(mut self, wait: Duration) -> Result<Found, Failure> {
+    fn run_for(mut self, wait: Duration) -> Result<CompareResult, Failure> {
         let deadline = Instant::now() + wait;
         loop {
             let found = self.run(wait)?;
             if let Some(damaged) = self.damaged.take() {
-                return Ok(Found {
+                return Ok(CompareResult {
                     differences: vec![damaged],
-                    ..Found::default()
+                    ..CompareResult::default()
                 });
             }
             match found {
                 Some(found) => return Ok(found),
                 None if Instant::now() >= deadline => {
-                    return Ok(Found {
+                    return Ok(CompareResult {
                         undecided: Some(self.moving),
-                        ..Found::default()
+                        ..CompareResult::default()
                     });
                 }
                 None => pause(),
@@ -493,8 +497,8 @@ impl<N: Asks> Comparison<N> {
     }
 
     /// One comparison; `None` if it could not be made now.
-    fn run(&mut self, wait: Duration) -> Result<Option<Found>, Failure> {
-        let mut found = Found::default();
+    fn run(&mut self, wait: Duration) -> Result<Option<CompareResult>, Failure> {
+        let mut found = CompareResult::default();
         let mut began = None;
         let mut part = Part {
             sums: true,
@@ -566,7 +570,7 @@ impl<N: Asks> Comparison<N> {
         mut first: Listings,
         part: Part,
         wait: Duration,
-        found: &mut Found,
+        found: &mut CompareResult,
     ) -> Result<bool, Failure> {
         let sums = first.of.each_mut().map(|l| std::mem::take(&mut l.sums));
         let Some(files) = self.names(first, part, wait, found)? else {
@@ -626,7 +630,7 @@ impl<N: Asks> Comparison<N> {
         first: Listings,
         part: Part,
         wait: Duration,
-        found: &mut Found,
+        found: &mut CompareResult,
     ) -> Result<Option<Files>, Failure> {
         let names = first.of.iter().flat_map(|l| l.files.keys());
         let mut pairs: BTreeMap<String, Pair<Option<(u64, u64)>>> = names
@@ -692,7 +696,7 @@ impl<N: Asks> Comparison<N> {
         (name, id, size): (&str, u64, u64),
         wait: Duration,
         suspects: &mut Vec<Suspect>,
-        found: &mut Found,
+        found: &mut CompareResult,
     ) -> Result<bool, Failure> {
         let mut at = 0;
         while at < size && found.undecided.is_none() && found.differences.len() < MOST {
@@ -783,7 +787,7 @@ impl<N: Asks> Comparison<N> {
         &mut self,
         mut suspects: Vec<Suspect>,
         wait: Duration,
-        found: &mut Found,
+        found: &mut CompareResult,
     ) -> Result<bool, Failure> {
         let deadline = Instant::now() + wait;
         let mut first = true;

@@ -288,11 +288,11 @@ impl Visit for Said {
 #[derive(Default)]
 struct Limit {
     hash: RandomState,
-    texts: HashMap<u64, Known>,
+    texts: HashMap<u64, SeenText>,
 }
 
 /// A text that came.
-struct Known {
+struct SeenText {
     /// The last `OFTEN` times that it came.
     came: VecDeque<Instant>,
     written: Instant,
@@ -308,7 +308,7 @@ impl Limit {
         if self.texts.len() >= MOST_TEXTS && !self.texts.contains_key(&key) {
             self.forget_one();
         }
-        let known = self.texts.entry(key).or_insert_with(|| Known {
+        let known = self.texts.entry(key).or_insert_with(|| SeenText {
             came: VecDeque::with_capacity(OFTEN + 1),
             written: now,
             left_out: 0,

@@ -14,7 +14,7 @@ use mojim_replica::request::{Part, Request, Since};
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, ask, demand, load, plain};
-use crate::compare::{Found, compare, count};
+use crate::compare::{CompareResult, compare, count};
 use crate::failure::{Done, Failure};
 use crate::output;
 use crate::status::{gather, holders};
@@ -66,9 +66,9 @@ impl Repair {
         let node = nodes[1];
         let found = match compare(&config, volume, nodes, wait) {
             // A copy that cannot be used cannot be compared either.
-            Err(e) if self.anew => Found {
+            Err(e) if self.anew => CompareResult {
                 undecided: Some(e.text),
-                ..Found::default()
+                ..CompareResult::default()
             },
             r => r?,
         };
@@ -165,7 +165,7 @@ impl Repair {
         &self,
         volume: &Volume,
         node: &Node,
-        found: &Found,
+        found: &CompareResult,
         anew: bool,
     ) -> Result<bool, Failure> {
         let differences = &found.differences;
@@ -192,7 +192,14 @@ impl Repair {
         Ok(matches!(word.trim(), "y" | "yes"))
     }
 
-    fn say(&self, volume: &Volume, node: &Node, found: &Found, pages: usize, anew: bool) -> Done {
+    fn say(
+        &self,
+        volume: &Volume,
+        node: &Node,
+        found: &CompareResult,
+        pages: usize,
+        anew: bool,
+    ) -> Done {
         if self.json {
             let v = json!({
                 "volume": volume.name, "node": node.name, "equal": true, "lsn": found.lsn,

@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! - A mount is looked at, started and joined, and left by its process when nobody uses it, by who
-//!   holds the lock. Who joins it checks afterwards that it was still there ([`Held::device`]): it may
+//!   holds the lock. Who joins it checks afterwards that it was still there ([`MountLease::device`]): it may
 //!   also be taken away without the lock.
 //! - Nothing here asks the mount's process for anything but by the file `serving`: it may stand still.
 //! - The lock's file says with which [`Settings`] the mount runs, and the name of this run of it.
@@ -113,7 +113,7 @@ pub struct RunsMount {
 }
 
 /// While this lives, the mount does not end for want of users.
-pub struct Held {
+pub struct MountLease {
     _lock: File,
     /// The number of the mount's file system, by which a program's namespace checks that it has it.
     pub device: Device,
@@ -152,7 +152,7 @@ impl RunsMount {
     /// # Errors
     /// What the mount's process says, with its exit code; that it runs with other settings;
     /// [`GIVEN_UP`] if `pause` says so.
-    pub fn ensure(&self, settings: &Settings, pause: &mut Pause) -> Result<Held, Failure> {
+    pub fn ensure(&self, settings: &Settings, pause: &mut Pause) -> Result<MountLease, Failure> {
         let at = self.at();
         let of_at = |e: io::Error| Failure::from(e).at(&place(&at));
         trust::make(&self.dir).map_err(|e| Failure::from(e).at(&place(&self.dir)))?;
@@ -196,7 +196,7 @@ impl RunsMount {
                     words.join(" ")
                 )));
             }
-            return Ok(Held {
+            return Ok(MountLease {
                 _lock: lock,
                 device,
                 id: id.unwrap_or_default(),
@@ -214,7 +214,7 @@ impl RunsMount {
         let _ = lock.write_all_at(format!("{note:NOTE$}").as_bytes(), 0);
         self.start(settings, &id, pause)?;
         match self.mounted().map_err(of_at)? {
-            Some(device) => Ok(Held {
+            Some(device) => Ok(MountLease {
                 _lock: lock,
                 device,
                 id,
@@ -231,7 +231,7 @@ impl RunsMount {
     ///
     /// # Errors
     /// Programs use it; [`GIVEN_UP`] if `pause` says so.
-    pub fn await_end(&self, pause: &mut Pause) -> Result<Held, Failure> {
+    pub fn await_end(&self, pause: &mut Pause) -> Result<MountLease, Failure> {
         let of_dir = |e: io::Error| Failure::from(e).at(&place(&self.dir));
         trust::make(&self.dir).map_err(of_dir)?;
         let lock = self.lock()?;
@@ -266,7 +266,7 @@ impl RunsMount {
             }
         }
         self.say_what_failed();
-        Ok(Held {
+        Ok(MountLease {
             _lock: lock,
             device: (0, 0),
             id: String::new(),

@@ -33,7 +33,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpgid, getpgrp, pidfd_open, pid
 use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::namespace;
-use crate::runs_mount::{Held, LATER, Pause};
+use crate::runs_mount::{LATER, MountLease, Pause};
 use crate::signals::{self, Came, OfChildren};
 
 /// How long the daemon may take to answer.
@@ -286,7 +286,7 @@ fn clock(t: SystemTime) -> String {
 }
 
 /// Makes a start possible, and keeps it so while what it returns lives.
-pub type Prepare<'a> = dyn FnMut(&mut Pause) -> Result<Option<Held>, Failure> + 'a;
+pub type Prepare<'a> = dyn FnMut(&mut Pause) -> Result<Option<MountLease>, Failure> + 'a;
 
 /// What may have ended a program in this way.
 pub type Why<'a> = dyn Fn(ExitStatus) -> Option<String> + 'a;
@@ -470,7 +470,7 @@ fn code_of(came: Came) -> u8 {
 fn prepare_until(
     prepare: &mut Prepare,
     events: &Receiver<Event>,
-) -> Result<Result<Option<Held>, Failure>, Came> {
+) -> Result<Result<Option<MountLease>, Failure>, Came> {
     let mut came = None;
     let held = prepare(&mut |time| {
         if let Ok(Event::Signal(signal)) = events.recv_timeout(time) {

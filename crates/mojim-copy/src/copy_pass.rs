@@ -44,7 +44,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What is left of the first pass, for all links that carry it.
 pub struct CopyPass {
     files: Vec<CatalogEntry>,
-    place: Mutex<Place>,
+    place: Mutex<SendCursor>,
     links: Mutex<Links>,
     over: AtomicBool,
     /// Notified when there may be a piece, and at the end.
@@ -52,7 +52,7 @@ pub struct CopyPass {
 }
 
 #[derive(Default)]
-struct Place {
+struct SendCursor {
     /// Files announced.
     announced: usize,
     /// What the receiver has of the announced files, from the present one on.

@@ -21,7 +21,7 @@ use mojim_sim::Rng;
 use crate::acks::{self, Acks, SECTOR};
 use crate::device::{Device, Event};
 use crate::report::{Extent, Report, Row};
-use crate::subject::{Kind, Place};
+use crate::subject::{Kind, SubjectPaths};
 use crate::sys::{Lab, Loop, Mounted, make_file_system};
 use crate::workload::Model;
 use crate::{Result, check, work};
@@ -137,14 +137,14 @@ impl Bench {
         Mounted::new("ext4", disk.path(), &self.lab.path("mnt"))
     }
 
-    fn place(&mut self) -> Result<Place> {
+    fn place(&mut self) -> Result<SubjectPaths> {
         let _ = std::fs::remove_dir_all(self.lab.path(&format!("ring.{}", self.lives)));
         self.lives += 1;
         let ring = self.lab.path(&format!("ring.{}", self.lives));
         std::fs::create_dir_all(&ring)?;
         let dir = self.lab.path("mnt").join("d");
         let medium = "disk".into();
-        Ok(Place {
+        Ok(SubjectPaths {
             dir,
             ring,
             medium,
@@ -233,7 +233,7 @@ impl Bench {
         pieces: &[Piece],
         model: &mut Model,
         range: Range,
-    ) -> Result<Option<Found>> {
+    ) -> Result<Option<FoundStep>> {
         self.image.write_all_at(medium, 0)?;
         for (at, bytes) in pieces {
             self.image.write_all_at(bytes, *at)?;
@@ -250,7 +250,7 @@ impl Bench {
         pieces: &[Piece],
         model: &mut Model,
         range: Range,
-    ) -> Result<(Option<Found>, Vec<Event>)> {
+    ) -> Result<(Option<FoundStep>, Vec<Event>)> {
         self.device.load(with(medium, pieces));
         self.device.record();
         let mounted = self.mount(&self.recorded).ok();
@@ -264,7 +264,7 @@ impl Bench {
         mounted: Option<Mounted>,
         model: &mut Model,
         range: Range,
-    ) -> Result<Option<Found>> {
+    ) -> Result<Option<FoundStep>> {
         let Some(mounted) = mounted else {
             return Ok(None);
         };
@@ -279,7 +279,7 @@ impl Bench {
         &self,
         row: &mut Row,
         o: &Options,
-        found: Option<Found>,
+        found: Option<FoundStep>,
         what: &str,
         medium: &[u8],
         pieces: &[Piece],
@@ -307,7 +307,7 @@ struct Range {
 }
 
 /// The step that was found, or what is wrong.
-type Found = std::result::Result<u64, String>;
+type FoundStep = std::result::Result<u64, String>;
 
 pub(crate) fn put(medium: &mut [u8], at: u64, bytes: &[u8]) {
     medium[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use mojim_sim::Rng;
 
 use crate::report::{Extent, Report, Row};
-use crate::subject::{Kind, Place};
+use crate::subject::{Kind, SubjectPaths};
 use crate::sys::{Lab, Loop, Mounted, make_file_system};
 use crate::workload::Model;
 use crate::{Result, acks, check};
@@ -68,7 +68,7 @@ fn begin(
     o: &Options<'_>,
     word: &str,
     kind: Kind,
-    place: &Place,
+    place: &SubjectPaths,
     args: &[String],
 ) -> Result<Running> {
     let mut c = Command::new(o.exe);
@@ -178,11 +178,11 @@ impl Round<'_> {
     }
 
     /// Where the subject keeps its files in this life, with a new ring.
-    fn place(&self, life: u32) -> Result<Place> {
+    fn place(&self, life: u32) -> Result<SubjectPaths> {
         let ring = self.lab.path(&format!("ring.{life}"));
         let _ = std::fs::remove_dir_all(&ring);
         std::fs::create_dir_all(&ring)?;
-        Ok(Place {
+        Ok(SubjectPaths {
             dir: self.at.join("d"),
             ring,
             medium: "disk".into(),

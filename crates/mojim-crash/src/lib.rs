@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use acks::Acks;
-use subject::{Kind, Place};
+use subject::{Kind, SubjectPaths};
 use workload::Model;
 
 /// The pause between two write-backs of the page cache.
@@ -42,7 +42,7 @@ pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + S
 
 /// Makes steps 1 to `steps`, and acknowledges each, and step 0 when everything is set up.
 /// Meanwhile the page cache is written back now and then.
-pub fn work(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
+pub fn work(kind: Kind, place: &SubjectPaths, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
         let kernel = s.spawn(|| {
@@ -60,7 +60,7 @@ pub fn work(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Re
     })
 }
 
-fn make_steps(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
+fn make_steps(kind: Kind, place: &SubjectPaths, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
     let mut subject = subjects::open(kind, place, seed)?;
     acks.put(0)?;
     for step in 1..=steps {
@@ -76,7 +76,7 @@ fn make_steps(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> 
 
 /// Does what the kernel may do at any time: begins to write the page cache back, and
 /// flushes nothing.
-fn write_back(place: &Place) -> std::io::Result<()> {
+fn write_back(place: &SubjectPaths) -> std::io::Result<()> {
     let mut dirs = vec![place.dir.clone()];
     while let Some(dir) = dirs.pop() {
         let Some(entries) = there(std::fs::read_dir(dir))? else {
@@ -115,7 +115,7 @@ fn there<T>(r: std::io::Result<T>) -> std::io::Result<Option<T>> {
 /// from `acknowledged` to `started`.
 pub fn check(
     kind: Kind,
-    place: &Place,
+    place: &SubjectPaths,
     model: &mut Model,
     acknowledged: u64,
     started: u64,

@@ -13,7 +13,7 @@ use mojim_crash::cluster::setup::Mode;
 use mojim_crash::cluster::{Failures, mounted};
 use mojim_crash::machine::Fault;
 use mojim_crash::report::{Extent, Report};
-use mojim_crash::subject::{Kind, Place};
+use mojim_crash::subject::{Kind, SubjectPaths};
 use mojim_crash::sys::UringAsItWas;
 use mojim_crash::workload::Model;
 use mojim_crash::{Result, blocks, cache_loss, check, cluster, plug, work};
@@ -146,8 +146,8 @@ struct Where {
 }
 
 impl Where {
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> SubjectPaths {
+        SubjectPaths {
             dir: self.dir.clone(),
             ring: self.ring.clone(),
             medium: self.medium.clone(),

@@ -8,8 +8,8 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use crate::Result;
 use crate::redo::data_file;
-use crate::subject::{Place, Subject};
-use crate::workload::{Change, region_len};
+use crate::subject::{Subject, SubjectPaths};
+use crate::workload::{Patch, region_len};
 
 /// The mapping of the whole file.
 pub struct Naive {
@@ -19,7 +19,7 @@ pub struct Naive {
 
 impl Naive {
     /// Opens and maps the file.
-    pub fn open(place: &Place, seed: u64) -> Result<Naive> {
+    pub fn open(place: &SubjectPaths, seed: u64) -> Result<Naive> {
         let file: File = data_file(place, seed)?;
         let len = region_len(seed);
         let how = ProtFlags::READ | ProtFlags::WRITE;
@@ -32,7 +32,7 @@ impl Naive {
     }
 
     /// What is in the file.
-    pub fn read(place: &Place, seed: u64) -> Result<Vec<u8>> {
+    pub fn read(place: &SubjectPaths, seed: u64) -> Result<Vec<u8>> {
         let mut all = Vec::new();
         data_file(place, seed)?.read_to_end(&mut all)?;
         Ok(all)
@@ -47,7 +47,7 @@ impl Drop for Naive {
 }
 
 impl Subject for Naive {
-    fn commit(&mut self, changes: &[Change]) -> Result<()> {
+    fn commit(&mut self, changes: &[Patch]) -> Result<()> {
         for c in changes {
             // Programs do not store everything at once.
             std::thread::yield_now();

@@ -8,19 +8,19 @@ use std::os::unix::fs::FileExt;
 use mojim_format::crc32c;
 
 use crate::Result;
-use crate::subject::{Place, Subject};
-use crate::workload::{Change, region_len};
+use crate::subject::{Subject, SubjectPaths};
+use crate::workload::{Patch, region_len};
 
 /// Length and checksum of what follows.
 const HEADER: usize = 12;
 
 /// The file of the region, made durably if it does not exist.
-pub fn data_file(place: &Place, seed: u64) -> Result<File> {
+pub fn data_file(place: &SubjectPaths, seed: u64) -> Result<File> {
     open_durably(place, "data", &vec![0; region_len(seed)])
 }
 
 /// Opens a file. A file that does not exist has `first` in it before its name is durable.
-fn open_durably(place: &Place, name: &str, first: &[u8]) -> Result<File> {
+fn open_durably(place: &SubjectPaths, name: &str, first: &[u8]) -> Result<File> {
     let path = place.dir.join(name);
     let mut how = OpenOptions::new();
     how.read(true).write(true);
@@ -45,7 +45,7 @@ pub struct Redo {
 impl Redo {
     /// Opens the file and applies what is in its log. Without `flushes`, records are
     /// acknowledged before they are flushed.
-    pub fn open(place: &Place, seed: u64, flushes: bool) -> Result<Redo> {
+    pub fn open(place: &SubjectPaths, seed: u64, flushes: bool) -> Result<Redo> {
         let data = data_file(place, seed)?;
         let log = open_durably(place, "log", &[])?;
         let mut last = vec![0; log.metadata()?.len() as usize];
@@ -80,7 +80,7 @@ impl Redo {
 }
 
 impl Subject for Redo {
-    fn commit(&mut self, changes: &[Change]) -> Result<()> {
+    fn commit(&mut self, changes: &[Patch]) -> Result<()> {
         if !self.last.is_empty() {
             // This flush is also made if the record was acknowledged without one.
             self.log.sync_data()?;
@@ -100,7 +100,7 @@ impl Subject for Redo {
     }
 }
 
-fn encode(changes: &[Change]) -> Vec<u8> {
+fn encode(changes: &[Patch]) -> Vec<u8> {
     let mut out = vec![0; HEADER];
     for c in changes {
         out.extend_from_slice(&(c.at as u64).to_le_bytes());

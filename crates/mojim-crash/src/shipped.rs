@@ -11,8 +11,8 @@ use mojim_sim::Rng;
 
 use crate::Result;
 use crate::machine::{Fault, Machine};
-use crate::subject::{Place, Subject};
-use crate::workload::{Change, region_len};
+use crate::subject::{Subject, SubjectPaths};
+use crate::workload::{Patch, region_len};
 
 /// The one file of the volume.
 pub(crate) const FILE: &str = "f";
@@ -25,7 +25,7 @@ pub struct Shipped {
     turn: u64,
 }
 
-fn config(place: &Place, seed: u64) -> Result<Config> {
+fn config(place: &SubjectPaths, seed: u64) -> Result<Config> {
     let mut rng = Rng::new(!seed);
     let text = format!(
         "cluster = \"crash\"\n\
@@ -51,7 +51,7 @@ fn config(place: &Place, seed: u64) -> Result<Config> {
 
 /// Attaches to the volume; `rebooted` after a crash.
 pub(crate) fn attach(
-    place: &Place,
+    place: &SubjectPaths,
     seed: u64,
     fault: Option<Fault>,
     rebooted: bool,
@@ -72,7 +72,12 @@ pub(crate) fn attach(
 
 impl Shipped {
     /// Attaches to the volume and maps the region; `rebooted` after a crash.
-    pub fn open(place: &Place, seed: u64, fault: Option<Fault>, rebooted: bool) -> Result<Shipped> {
+    pub fn open(
+        place: &SubjectPaths,
+        seed: u64,
+        fault: Option<Fault>,
+        rebooted: bool,
+    ) -> Result<Shipped> {
         let volume = attach(place, seed, fault, rebooted)?;
         let flags = MapFlags {
             create: true,
@@ -106,7 +111,7 @@ impl Shipped {
 }
 
 impl Subject for Shipped {
-    fn commit(&mut self, changes: &[Change]) -> Result<()> {
+    fn commit(&mut self, changes: &[Patch]) -> Result<()> {
         let mut ranges: Vec<(*const u8, usize)> = Vec::new();
         for c in changes {
             // Programs do not store everything at once.

@@ -11,12 +11,12 @@ use std::path::PathBuf;
 use crate::Result;
 use crate::device::Forced;
 use crate::machine::Fault;
-use crate::workload::Change;
+use crate::workload::Patch;
 
 /// A program that makes steps durable.
 pub trait Subject {
     /// Makes the changes and commits them as one.
-    fn commit(&mut self, changes: &[Change]) -> Result<()>;
+    fn commit(&mut self, changes: &[Patch]) -> Result<()>;
     /// Ends cleanly.
     fn close(self: Box<Self>) -> Result<()>;
 }
@@ -92,7 +92,7 @@ impl Kind {
 
 /// Where a subject keeps its files.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct SubjectPaths {
     /// The directory on the disk.
     pub dir: PathBuf,
     /// The directory in memory that does not survive the crash.

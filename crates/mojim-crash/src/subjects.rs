@@ -8,10 +8,10 @@ use crate::heap::{self, Persistent};
 use crate::naive::Naive;
 use crate::redo::Redo;
 use crate::shipped::Shipped;
-use crate::subject::{Kind, Place, Subject};
+use crate::subject::{Kind, Subject, SubjectPaths};
 
 /// Opens a subject, creating what does not exist.
-pub fn open(kind: Kind, place: &Place, seed: u64) -> Result<Box<dyn Subject>> {
+pub fn open(kind: Kind, place: &SubjectPaths, seed: u64) -> Result<Box<dyn Subject>> {
     std::fs::create_dir_all(&place.dir)?;
     Ok(match kind {
         Kind::Mojim(fault) => Box::new(Shipped::open(place, seed, fault, false)?),
@@ -24,7 +24,7 @@ pub fn open(kind: Kind, place: &Place, seed: u64) -> Result<Box<dyn Subject>> {
 
 /// Recovers what a subject left when the power went, and returns the region.
 /// `place.ring` must be new.
-pub fn recover(kind: Kind, place: &Place, seed: u64) -> Result<Vec<u8>> {
+pub fn recover(kind: Kind, place: &SubjectPaths, seed: u64) -> Result<Vec<u8>> {
     std::fs::create_dir_all(&place.dir)?;
     match kind {
         // The engine that recovers has no fault.

@@ -10,7 +10,7 @@ pub const PAGE: usize = 4096;
 
 /// New bytes for a part of the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct Patch {
     /// The offset.
     pub at: usize,
     /// The new bytes.
@@ -25,7 +25,7 @@ pub fn region_len(seed: u64) -> usize {
 /// The changes of step `step`, counted from 1, which are made as one: mostly a few
 /// scattered places, some of which span a page boundary; sometimes a word in each of many
 /// pages; sometimes one piece that is larger than a small log can take.
-pub fn changes(seed: u64, step: u64) -> Vec<Change> {
+pub fn changes(seed: u64, step: u64) -> Vec<Patch> {
     let len = region_len(seed);
     let pages = len / PAGE;
     let mut rng = Rng::new(seed.rotate_left(32) ^ step);
@@ -34,7 +34,7 @@ pub fn changes(seed: u64, step: u64) -> Vec<Change> {
         let at = at.min(len - n);
         let mut bytes = vec![0; n];
         rng.fill(&mut bytes);
-        out.push(Change { at, bytes });
+        out.push(Patch { at, bytes });
     };
     match rng.below(32) {
         0 | 1 => {

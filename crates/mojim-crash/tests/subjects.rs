@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use mojim_crash::acks::Acks;
-use mojim_crash::subject::{Kind, Place};
+use mojim_crash::subject::{Kind, SubjectPaths};
 use mojim_crash::workload::Model;
 use mojim_crash::{check, work};
 
@@ -22,7 +22,7 @@ fn what_is_not_crashed_is_all_there() {
     let top = Dirs(tmp.join(format!("mojim-crash-{}", std::process::id())));
     for (i, (kind, name)) in Kind::ALL.into_iter().enumerate() {
         let seed = i as u64;
-        let mut place = Place {
+        let mut place = SubjectPaths {
             dir: top.0.join(name),
             ring: top.0.join(format!("{name}.ring")),
             medium: "disk".into(),

@@ -18,7 +18,7 @@
 //! **rollback** (`MS_INVALIDATE`) waits until everything appended is committed and applied. Then it
 //! copies the data file's bytes into the pages that were written.
 //!
-//! **Attaching**: `volume/place.rs` steps `attach.rs` of `mojim-replica`, for programs and for a
+//! **Attaching**: `volume/attach_target.rs` steps `attach.rs` of `mojim-replica`, for programs and for a
 //! daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). The simulator steps
 //! it too. An attachment has the threads of `start_threads`: `link_loop`, `checkpoint_turns`,
 //! `forward_to`, and others as needed.

@@ -36,6 +36,7 @@ use mojim_replica::primary::Primary;
 use mojim_replica::session::Session;
 use mojim_store::store::AT_ONCE;
 
+mod attach_target;
 mod attached;
 mod batch;
 mod children;
@@ -44,12 +45,12 @@ mod exact;
 mod memory;
 mod names;
 mod owner;
-mod place;
 mod remembered;
 mod sync_point;
 mod table;
 mod windows;
 
+use attach_target::{AttachTarget, Attacher};
 pub use attached::Volume;
 use attached::{ATTACHED, Inner, lock};
 #[doc(hidden)]
@@ -61,7 +62,6 @@ pub use copies::CopyReport;
 pub use exact::{Failure, commit_exact};
 #[doc(hidden)]
 pub use mojim_replica::primary::RoomWait;
-use place::{Attacher, Place};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, prepare_thread, rollback};
 pub use windows::{is_region, leave_memory, populate, span_of, unmap};
 
@@ -244,7 +244,7 @@ impl Volume {
     ) -> Result<Volume> {
         check_fork()?;
         let watch = watch_forks();
-        let place = Place::of(config, node, volume, over)?;
+        let place = AttachTarget::of(config, node, volume, over)?;
         let store = Arc::new(place.open(who)?);
         let primary = Arc::new(Primary::new(
             store.clone(),

@@ -27,7 +27,7 @@ use mojim_undo::Cached;
 
 use crate::classes::{CLASSES, ENTRIES, LIST, entry_for};
 use crate::owners;
-use crate::slabs::{Place, Quick, Slabs, state};
+use crate::slabs::{Quick, SlabBlock, Slabs, state};
 use crate::tls;
 
 /// What its caches look at of a heap.
@@ -116,15 +116,15 @@ pub struct Blocks {
 #[repr(C, align(64))]
 pub struct Lists {
     pub freed: Stack,
-    pub ready: Vec<Place>,
+    pub ready: Vec<SlabBlock>,
 }
 
 /// A stack of blocks. It grows only when it is told to.
 #[repr(C)]
 pub struct Stack {
-    top: *mut Place,
-    end: *mut Place,
-    first: *mut Place,
+    top: *mut SlabBlock,
+    end: *mut SlabBlock,
+    first: *mut SlabBlock,
 }
 
 impl Stack {
@@ -139,7 +139,7 @@ impl Stack {
     /// Makes room for `most` blocks in all, if it has none yet.
     pub fn make(&mut self, most: usize) {
         if self.first.is_null() {
-            let all: Box<[MaybeUninit<Place>]> = Box::new_uninit_slice(most);
+            let all: Box<[MaybeUninit<SlabBlock>]> = Box::new_uninit_slice(most);
             self.first = Box::into_raw(all).cast();
             self.top = self.first;
             self.end = self.first.wrapping_add(most);
@@ -148,11 +148,11 @@ impl Stack {
 
     /// How many blocks there is room for.
     pub fn room(&self) -> usize {
-        (self.end as usize - self.top as usize) / size_of::<Place>()
+        (self.end as usize - self.top as usize) / size_of::<SlabBlock>()
     }
 
     /// Adds a block. There must be room.
-    pub fn put(&mut self, p: Place) {
+    pub fn put(&mut self, p: SlabBlock) {
         let top = self.top;
         assert!(top != self.end, "there is room");
         // SAFETY: `top` is below the end of what was allocated.
@@ -161,7 +161,7 @@ impl Stack {
     }
 
     /// Takes a block.
-    pub fn pop(&mut self) -> Option<Place> {
+    pub fn pop(&mut self) -> Option<SlabBlock> {
         let top = self.top;
         if top == self.first {
             return None;
@@ -173,7 +173,7 @@ impl Stack {
     }
 
     /// Takes all but the `keep` blocks that came last.
-    pub fn split_off(&mut self, keep: usize) -> Vec<Place> {
+    pub fn split_off(&mut self, keep: usize) -> Vec<SlabBlock> {
         let mut all = Vec::with_capacity(keep);
         while let Some(p) = self.pop() {
             all.push(p);
@@ -187,8 +187,9 @@ impl Stack {
 impl Drop for Stack {
     fn drop(&mut self) {
         if !self.first.is_null() {
-            let most = (self.end as usize - self.first as usize) / size_of::<Place>();
-            let all: *mut [MaybeUninit<Place>] = slice_from_raw_parts_mut(self.first.cast(), most);
+            let most = (self.end as usize - self.first as usize) / size_of::<SlabBlock>();
+            let all: *mut [MaybeUninit<SlabBlock>] =
+                slice_from_raw_parts_mut(self.first.cast(), most);
             // SAFETY: made by `make`.
             drop(unsafe { Box::from_raw(all) });
         }
@@ -281,7 +282,7 @@ pub fn free(ptr: *mut u8) -> bool {
 /// and wait for it, in place of a branch that is guessed rightly.
 #[cold]
 #[inline(never)]
-unsafe fn free_away(c: *mut Cache, p: Place) -> bool {
+unsafe fn free_away(c: *mut Cache, p: SlabBlock) -> bool {
     // SAFETY: the calling thread's cache, and a block of its heap.
     unsafe { put(c, &raw mut (*c).blocks.away, p) }
 }
@@ -291,7 +292,7 @@ unsafe fn free_away(c: *mut Cache, p: Place) -> bool {
 /// # Safety
 /// `c` is the calling thread's cache, `freed` a list of it, and `p` a place of its heap.
 #[inline(always)]
-unsafe fn put(c: *mut Cache, freed: *mut Stack, p: Place) -> bool {
+unsafe fn put(c: *mut Cache, freed: *mut Stack, p: SlabBlock) -> bool {
     // SAFETY: the caller's promise; below `end` there is room.
     unsafe {
         let byte = state(p.state);
@@ -315,21 +316,21 @@ unsafe fn put(c: *mut Cache, freed: *mut Stack, p: Place) -> bool {
 }
 
 /// A cache of any thread: its key, and what it is told.
-struct Known(u64, *const Told);
+struct RegisteredCache(u64, *const Told);
 
 // SAFETY: atomics alone, and they are there while it is among `KNOWN`.
-unsafe impl Send for Known {}
+unsafe impl Send for RegisteredCache {}
 
 /// The caches of all threads. In a forked child nobody looks: the lock may be that of a thread which is
 /// not there.
-static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+static KNOWN: Mutex<Vec<RegisteredCache>> = Mutex::new(Vec::new());
 
-fn known() -> MutexGuard<'static, Vec<Known>> {
+fn known() -> MutexGuard<'static, Vec<RegisteredCache>> {
     KNOWN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn each(key: u64, f: impl Fn(&Told)) {
-    for Known(_, told) in known().iter().filter(|k| k.0 == key) {
+    for RegisteredCache(_, told) in known().iter().filter(|k| k.0 == key) {
         // SAFETY: a cache leaves `KNOWN` before it is freed.
         f(unsafe { &**told });
     }
@@ -438,7 +439,7 @@ impl Slot {
         }));
         if let Some(known) = &mut known {
             // SAFETY: just made.
-            known.push(Known(key, unsafe { &raw const (*cache).told }));
+            known.push(RegisteredCache(key, unsafe { &raw const (*cache).told }));
         }
         Slot(cache)
     }

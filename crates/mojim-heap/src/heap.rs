@@ -30,8 +30,8 @@ use crate::addresses::{choose, release, reserve};
 use crate::cache::{self, Blocks, Keeper, Lists, Shared};
 use crate::classes::{CLASSES, MOST, class_of, kept, size_of};
 use crate::owners;
-use crate::slabs::{FIRST, LOOKED, Place, Slab, Slabs, state, too_large};
-use crate::space::{Held, ReaderSpace, Space, VolumeSpace};
+use crate::slabs::{FIRST, LOOKED, Slab, SlabBlock, Slabs, state, too_large};
+use crate::space::{Closable, ReaderSpace, Space, VolumeSpace};
 
 mod roots;
 #[cfg(test)]
@@ -108,7 +108,7 @@ struct Freed {
     class: u8,
     /// The thread whose slabs they are of.
     owner: u32,
-    blocks: Vec<Place>,
+    blocks: Vec<SlabBlock>,
 }
 
 /// Those of each class, and at last the large ones.
@@ -194,7 +194,7 @@ impl Heap {
         mojim_memory::fork::check_fork()?;
         volume.check_exact()?;
         let space = VolumeSpace {
-            volume: Held::new(volume),
+            volume: Closable::new(volume),
             file: file.into(),
             exact: options.exact,
         };
@@ -232,7 +232,7 @@ impl Heap {
     fn try_open_reader(reader: &Reader, file: &str) -> Result<Heap> {
         mojim_memory::fork::check_fork()?;
         let space = ReaderSpace {
-            reader: Held::new(reader),
+            reader: Closable::new(reader),
             file: file.into(),
         };
         let _changes = lock(&CHANGES);
@@ -718,7 +718,7 @@ impl Wanted {
 
 /// The state byte of a block that is handed out.
 #[inline(always)]
-fn mark(p: Place) -> *mut u8 {
+fn mark(p: SlabBlock) -> *mut u8 {
     // SAFETY: a state byte of the heap; the block is the calling thread's.
     unsafe { state(p.state) }.store(ALLOCATED, Relaxed);
     p.ptr
@@ -759,7 +759,7 @@ impl Inner {
     }
 
     /// A block that was freed outside a transaction since the last sync.
-    fn reuse(&self, wanted: &Wanted) -> Option<Place> {
+    fn reuse(&self, wanted: &Wanted) -> Option<SlabBlock> {
         let mut freed = lock(&self.freed);
         match *wanted {
             Wanted::Class(c) => {
@@ -783,7 +783,7 @@ impl Inner {
 
     /// A block for a call outside of a transaction, and more of them into the thread's cache: what was
     /// freed since the last sync first. `None` while the thread ends.
-    fn refill(&'static self, class: usize) -> Result<Option<Place>> {
+    fn refill(&'static self, class: usize) -> Result<Option<SlabBlock>> {
         cache::with(self, |cache| {
             let Some(cache) = cache else {
                 return Ok(None);
@@ -823,7 +823,7 @@ impl Inner {
 
     /// What was freed of a class since the last sync, with its stamp, at most [`kept`] blocks: of this
     /// thread's slabs or of those of one that has ended; any if more than `most` such batches wait.
-    fn batch(&self, class: usize, owner: u32, most: usize) -> Option<(u64, Vec<Place>)> {
+    fn batch(&self, class: usize, owner: u32, most: usize) -> Option<(u64, Vec<SlabBlock>)> {
         let all = &mut lock(&self.freed)[class];
         let looked = all.len().saturating_sub(LOOKED);
         let mine = |f: &Freed| f.owner == owner || !owners::is_live(f.owner);
@@ -844,7 +844,7 @@ impl Inner {
     }
 
     /// A block that is free as of the last commit.
-    fn take_ready(&'static self, wanted: &Wanted) -> Result<Place> {
+    fn take_ready(&'static self, wanted: &Wanted) -> Result<SlabBlock> {
         self.check_whole()?;
         let class = match *wanted {
             Wanted::Class(c) => c,
@@ -870,7 +870,7 @@ impl Inner {
     }
 
     /// A block that was freed outside a transaction.
-    fn put_freed(&'static self, slab: &Slab, p: Place) {
+    fn put_freed(&'static self, slab: &Slab, p: SlabBlock) {
         let begun = self.shared.begun.load(Acquire);
         let class = slab.class();
         cache::with(self, |cache| match cache {
@@ -898,7 +898,7 @@ impl Inner {
     }
 
     #[cold]
-    fn keep_freed(&self, (stamp, owner): (u64, u32), class: u8, blocks: Vec<Place>) {
+    fn keep_freed(&self, (stamp, owner): (u64, u32), class: u8, blocks: Vec<SlabBlock>) {
         let mut all = lock(&self.freed);
         let row = &mut all[row(class)];
         let looked = row.len().saturating_sub(LOOKED);
@@ -932,7 +932,7 @@ impl Inner {
     #[cold]
     fn send_away(&self, cache: &mut Blocks) {
         let mine = cache.owner;
-        let sorted = |p: Place| {
+        let sorted = |p: SlabBlock| {
             let (slab, _) = (self.shared.slabs.find(p.ptr as usize)).expect("it is a block");
             if !owners::is_live(slab.owner()) {
                 self.shared.slabs.own(slab, mine);

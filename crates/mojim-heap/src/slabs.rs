@@ -42,7 +42,7 @@ const LEFT: usize = 4;
 
 /// A block, free or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SlabBlock {
     /// Its first byte.
     pub ptr: *mut u8,
     /// Its state byte.
@@ -50,7 +50,7 @@ pub struct Place {
 }
 
 // SAFETY: two addresses; what is done with them is the heap's affair.
-unsafe impl Send for Place {}
+unsafe impl Send for SlabBlock {}
 
 /// A run of units with blocks of one size.
 pub struct Slab {
@@ -190,8 +190,8 @@ pub struct Quick {
 unsafe impl Zeroed for Quick {}
 
 /// A block that may be freed without a lock.
-pub struct Found {
-    pub place: Place,
+pub struct LocatedBlock {
+    pub place: SlabBlock,
     pub class: usize,
     /// The thread whose slab it lies in.
     pub owner: u32,
@@ -201,7 +201,7 @@ impl Quick {
     /// The block that begins at `ptr`, which lies in the unit. It may be one behind the slab's last, whose
     /// state byte is 0.
     #[inline(always)]
-    pub fn find(&self, ptr: usize) -> Option<Found> {
+    pub fn find(&self, ptr: usize) -> Option<LocatedBlock> {
         let inverse = self.inverse.load(Acquire);
         let offset = ptr.wrapping_sub(self.start.load(Relaxed));
         // Exact, since offset and size are below 2^32: the upper half is the quotient, and the lower
@@ -212,12 +212,12 @@ impl Quick {
             return None;
         }
         let state = self.states.load(Relaxed) + (product >> 64) as usize;
-        let place = Place {
+        let place = SlabBlock {
             ptr: ptr as *mut u8,
             state: state as *mut u8,
         };
         let whose = self.whose.load(Relaxed);
-        Some(Found {
+        Some(LocatedBlock {
             place,
             class: (whose >> 32) as usize,
             owner: whose as u32,
@@ -458,7 +458,7 @@ impl Slabs {
 
     /// The slab in which an address lies, and the block that begins there.
     #[inline]
-    pub fn find(&self, ptr: usize) -> Option<(&Slab, Place)> {
+    pub fn find(&self, ptr: usize) -> Option<(&Slab, SlabBlock)> {
         let offset = ptr.wrapping_sub(self.base);
         if offset >= self.capacity {
             return None;
@@ -469,7 +469,7 @@ impl Slabs {
         }
         let slab = &self.slabs[id as usize];
         let i = slab.block_at(ptr)?;
-        let place = Place {
+        let place = SlabBlock {
             ptr: ptr as *mut u8,
             state: (slab.states.load(Relaxed) + i) as *mut u8,
         };
@@ -587,7 +587,7 @@ impl Slabs {
         &self,
         c: usize,
         want: usize,
-        out: &mut Vec<Place>,
+        out: &mut Vec<SlabBlock>,
         owner: u32,
         space: &dyn Space,
     ) -> Result<()> {
@@ -634,7 +634,7 @@ impl Slabs {
         }
     }
 
-    fn take_of(&self, slab: &Slab, goal: usize, out: &mut Vec<Place>) {
+    fn take_of(&self, slab: &Slab, goal: usize, out: &mut Vec<SlabBlock>) {
         let (start, states) = (slab.start.load(Relaxed), slab.states.load(Relaxed));
         let (size, blocks) = (slab.size(), slab.blocks.load(Relaxed) as usize);
         let mut taken = 0;
@@ -644,7 +644,7 @@ impl Slabs {
             while bits != 0 && out.len() < goal {
                 let i = first + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                out.push(Place {
+                out.push(SlabBlock {
                     ptr: (start + i * size) as *mut u8,
                     state: (states + i) as *mut u8,
                 });
@@ -659,7 +659,7 @@ impl Slabs {
     }
 
     /// Blocks of a class that are free as of the last commit come back.
-    pub fn put(&self, c: usize, blocks: &[Place], space: &dyn Space) {
+    pub fn put(&self, c: usize, blocks: &[SlabBlock], space: &dyn Space) {
         let mut class = lock(&self.classes[c]);
         for p in blocks {
             let (slab, _) = self.find(p.ptr as usize).expect("a block lies in a slab");
@@ -681,20 +681,20 @@ impl Slabs {
     }
 
     /// A block of its own slab: of `units`, at a unit that is a multiple of `align`.
-    pub fn take_large(&self, units: usize, align: usize, space: &dyn Space) -> Result<Place> {
+    pub fn take_large(&self, units: usize, align: usize, space: &dyn Space) -> Result<SlabBlock> {
         let entry = SlabEntry {
             class: LARGE,
             units: u32::try_from(units).map_err(|_| too_large(units * UNIT))?,
         };
         let slab = &self.slabs[self.new_slab(entry, align, space)? as usize];
-        Ok(Place {
+        Ok(SlabBlock {
             ptr: slab.start.load(Relaxed) as *mut u8,
             state: slab.states.load(Relaxed) as *mut u8,
         })
     }
 
     /// A large block that is free as of the last commit comes back.
-    pub fn put_large(&self, p: Place, space: &dyn Space) {
+    pub fn put_large(&self, p: SlabBlock, space: &dyn Space) {
         let (slab, _) = self.find(p.ptr as usize).expect("a block lies in a slab");
         self.drop_slab(slab, space);
     }
@@ -914,7 +914,7 @@ mod tests {
             slabs.take(ENDED, want, &mut out, 1, &Nowhere).unwrap();
             assert!(!out.is_empty());
             let of_its_own =
-                |p: &Place| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
+                |p: &SlabBlock| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
             assert!(out.iter().all(of_its_own));
         }
     }
@@ -947,7 +947,8 @@ mod tests {
         let mut out = Vec::new();
         let all = blocks_of(ENDED) + 1;
         slabs.take(ENDED, all, &mut out, 1, &Nowhere).unwrap();
-        let of_its_own = |p: &Place| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
+        let of_its_own =
+            |p: &SlabBlock| slabs.find(p.ptr as usize).unwrap().0.class() == ENDED as u8;
         assert!(out.iter().all(of_its_own));
         // and the first thread looks at its slab.
         slabs.scan(&mut lock(&slabs.classes[OTHER]), &slabs.slabs[id as usize]);

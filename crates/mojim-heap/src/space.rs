@@ -70,11 +70,11 @@ impl Space for Nowhere {
 }
 
 /// A volume, or a reader, until the heap is closed.
-pub struct Held<T>(Mutex<Option<T>>);
+pub struct Closable<T>(Mutex<Option<T>>);
 
-impl<T: Clone> Held<T> {
-    pub fn new(of: &T) -> Held<T> {
-        Held(Mutex::new(Some(of.clone())))
+impl<T: Clone> Closable<T> {
+    pub fn new(of: &T) -> Closable<T> {
+        Closable(Mutex::new(Some(of.clone())))
     }
 
     fn end(&self) {
@@ -89,7 +89,7 @@ impl<T: Clone> Held<T> {
 
 /// A file of a volume.
 pub struct VolumeSpace {
-    pub volume: Held<Volume>,
+    pub volume: Closable<Volume>,
     pub file: String,
     /// Only exact ranges are committed: no note of pages is needed.
     pub exact: bool,
@@ -128,7 +128,7 @@ fn first_bytes(
 
 /// A file of a volume, as a node that follows shows it.
 pub struct ReaderSpace {
-    pub reader: Held<Reader>,
+    pub reader: Closable<Reader>,
     pub file: String,
 }
 

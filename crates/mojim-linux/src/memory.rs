@@ -168,7 +168,7 @@ pub(super) fn populate(memory: &Memory) {
 /// See [`mojim_env::Env::memory`]. Two callers that make the same name anew at the same
 /// time may get different memory, so callers hold a lock.
 pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
-    let place = Place::of(path)?;
+    let place = DirectoryEntry::of(path)?;
     let (fd, made) = match place.open_ours()? {
         Some((fd, old)) if old == len as u64 => (fd, false),
         Some(_) => {
@@ -208,7 +208,7 @@ pub(super) fn anonymous(len: usize) -> io::Result<Memory> {
 /// another length is refused: unlike memory that ends with the power, it may
 /// hold the only copy of something.
 pub(super) fn persistent(path: &Path, len: usize) -> io::Result<Memory> {
-    let place = Place::of(path)?;
+    let place = DirectoryEntry::of(path)?;
     let (fd, made) = match place.open_ours()? {
         Some((fd, old)) if old == len as u64 => (fd, false),
         // Made, but not completed, by a process that died.
@@ -260,18 +260,18 @@ fn check_size(len: usize) -> io::Result<()> {
 }
 
 /// A name in a directory that nobody else can change.
-struct Place<'a> {
+struct DirectoryEntry<'a> {
     path: &'a Path,
     dir: OwnedFd,
     name: &'a OsStr,
 }
 
-impl Place<'_> {
+impl DirectoryEntry<'_> {
     /// Makes the directory, and those above it, where they are missing.
-    fn of(path: &Path) -> io::Result<Place<'_>> {
+    fn of(path: &Path) -> io::Result<DirectoryEntry<'_>> {
         let name = path.file_name().ok_or(Errno::ISDIR)?;
         let dir = trust::directory(parent(path), true)?.ok_or(Errno::NOENT)?;
-        Ok(Place { path, dir, name })
+        Ok(DirectoryEntry { path, dir, name })
     }
 
     /// Opens what is there, if it is a file of ours, and tells its length.

@@ -20,7 +20,7 @@
 //! - Of two records that overlap, the one with the higher LSN has everything that was
 //!   stored before either call began. A sync point that compares takes its bytes
 //!   before it has an LSN, so others of the region take no LSN until it has one
-//!   (`Held`, `turn`), except one that was announced before `take`: the comparison
+//!   (`ImagesGuard`, `turn`), except one that was announced before `take`: the comparison
 //!   sees what was stored before that, and counts its pages as changed. What is stored
 //!   during both calls may be in the lower record alone, and is still marked written.
 //! - Images are bounded, for the whole process; beyond the bound pages are
@@ -219,13 +219,13 @@ pub struct Committed {
 /// The images of a region, held by a sync point that takes its bytes before it has
 /// an LSN: meanwhile no sync point that is announced later gets an LSN for newer bytes,
 /// which the older ones would overwrite.
-pub struct Held<'a> {
+pub struct ImagesGuard<'a> {
     committed: &'a Committed,
     /// The images.
     pub images: MutexGuard<'a, Images>,
 }
 
-impl Drop for Held<'_> {
+impl Drop for ImagesGuard<'_> {
     fn drop(&mut self) {
         self.committed.taken.store(false, Release);
     }
@@ -337,12 +337,12 @@ impl Committed {
     }
 
     /// From here on the holder takes bytes, and has no LSN for them yet.
-    pub fn take<'a>(&'a self, images: MutexGuard<'a, Images>) -> Held<'a> {
+    pub fn take<'a>(&'a self, images: MutexGuard<'a, Images>) -> ImagesGuard<'a> {
         // A sync point that does not see the flag has announced its bytes, and they
         // were stored before that: the holder reads both after this.
         self.taken.store(true, SeqCst);
         fence(SeqCst);
-        Held {
+        ImagesGuard {
             committed: self,
             images,
         }

@@ -23,17 +23,17 @@ use mojim_env::{Context, Error, Result};
 use rustix::io::Errno;
 
 /// An entry; it is never freed, but used again.
-struct Place {
+struct RangeEntry {
     /// The first address; [`FREE`], or [`TAKEN`] while `end` is not known yet.
     start: AtomicUsize,
     end: AtomicUsize,
     /// Ordinary memory takes the region's place: [`leave_memory`].
     stays: AtomicBool,
-    next: *const Place,
+    next: *const RangeEntry,
 }
 
 // SAFETY: `next` is set before anyone else sees the entry, which is never freed.
-unsafe impl Sync for Place {}
+unsafe impl Sync for RangeEntry {}
 
 /// What new memory holds.
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -41,9 +41,9 @@ static ZEROS: [u8; 4096] = [0; 4096];
 const FREE: usize = 0;
 const TAKEN: usize = 1;
 
-static FIRST: AtomicPtr<Place> = AtomicPtr::new(std::ptr::null_mut());
+static FIRST: AtomicPtr<RangeEntry> = AtomicPtr::new(std::ptr::null_mut());
 
-fn all() -> impl Iterator<Item = &'static Place> {
+fn all() -> impl Iterator<Item = &'static RangeEntry> {
     let mut next = FIRST.load(SeqCst).cast_const();
     std::iter::from_fn(move || {
         // SAFETY: null, or an entry that is never freed.
@@ -53,7 +53,7 @@ fn all() -> impl Iterator<Item = &'static Place> {
     })
 }
 
-impl Place {
+impl RangeEntry {
     /// The entry's addresses, if it has any.
     fn span(&self) -> Option<(usize, usize)> {
         loop {
@@ -69,14 +69,14 @@ impl Place {
     }
 }
 
-fn enter(start: usize, end: usize) -> &'static Place {
-    let free = |p: &&Place| {
+fn enter(start: usize, end: usize) -> &'static RangeEntry {
+    let free = |p: &&RangeEntry| {
         p.start
             .compare_exchange(FREE, TAKEN, SeqCst, SeqCst)
             .is_ok()
     };
     let place = all().find(free).unwrap_or_else(|| {
-        let new = Box::leak(Box::new(Place {
+        let new = Box::leak(Box::new(RangeEntry {
             start: AtomicUsize::new(TAKEN),
             end: AtomicUsize::new(0),
             stays: AtomicBool::new(false),
@@ -159,7 +159,7 @@ impl Claim {
         let own = enter(at, end);
         let mut others = all()
             .filter(|p| !std::ptr::eq(*p, own))
-            .filter_map(Place::span);
+            .filter_map(RangeEntry::span);
         match others.find(|(s, e)| *s < end && at < *e) {
             None => Ok(Some(Claim { at, reserved: 0 })),
             Some((s, e)) => {
@@ -274,7 +274,7 @@ pub unsafe fn replace(at: *mut u8, bytes: &[u8]) -> Result<()> {
 
 /// A region's addresses are given back.
 pub fn release(start: usize) {
-    let own = |p: &&Place| {
+    let own = |p: &&RangeEntry| {
         p.start
             .compare_exchange(start, FREE, SeqCst, SeqCst)
             .is_ok()

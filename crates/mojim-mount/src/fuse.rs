@@ -22,7 +22,7 @@ use crate::calls::{Call, Calls, New, Request, Setting, When, write};
 use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, lock, now};
 use crate::init;
 use crate::name_table::{Kind, Time};
-use crate::reply::{Attr, Entries, Found, Reply, Space, opened};
+use crate::reply::{Attr, Entries, EntryOut, Reply, Space, opened};
 use crate::tree::{Asker, Opened, Renames};
 
 /// How long the kernel may keep what it was told.
@@ -107,8 +107,8 @@ fn kept(s: &Seen) -> Duration {
     }
 }
 
-fn found(s: &Seen) -> Found {
-    Found {
+fn found(s: &Seen) -> EntryOut {
+    EntryOut {
         attr: attr(s),
         generation: 0,
         kept: kept(s),
@@ -471,7 +471,7 @@ impl Server {
         self.when_room(req, call, move |fs, done| match done {
             Ok(s) => {
                 fs.tell(s.ino);
-                let found = Found {
+                let found = EntryOut {
                     kept: ALWAYS,
                     ..found(&s)
                 };

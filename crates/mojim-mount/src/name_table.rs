@@ -202,21 +202,23 @@ fn attributes(r: &mut Reader<'_>) -> Result<Attributes, FormatError> {
 }
 
 /// Where a cell lies: its offset and its length.
-pub(crate) type Place = (u64, u32);
+pub(crate) type CellExtent = (u64, u32);
 
 /// The places of the file.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct CellAllocator {
     /// Behind the last cell.
     end: u64,
     /// Free cells, by length.
     free: BTreeMap<u32, Vec<u64>>,
 }
 
-impl Places {
+impl CellAllocator {
     /// Reads a file: its places, and the living cells.
-    pub(crate) fn read(file: &[u8]) -> Result<(Places, Vec<(Place, Cell)>), FormatError> {
-        let mut places = Places::default();
+    pub(crate) fn read(
+        file: &[u8],
+    ) -> Result<(CellAllocator, Vec<(CellExtent, Cell)>), FormatError> {
+        let mut places = CellAllocator::default();
         let mut cells = Vec::new();
         while let Some(head) = file[places.end as usize..].get(..HEAD) {
             let word = |i| u32::from_le_bytes(std::array::from_fn(|k| head[i + k]));
@@ -249,7 +251,7 @@ impl Places {
     }
 
     /// A place for a cell of `len` bytes.
-    pub(crate) fn take(&mut self, len: u32) -> Place {
+    pub(crate) fn take(&mut self, len: u32) -> CellExtent {
         if let Some(all) = self.free.get_mut(&len)
             && let Some(at) = all.pop()
         {
@@ -261,7 +263,7 @@ impl Places {
     }
 
     /// The place's cell is gone.
-    pub(crate) fn free(&mut self, (at, len): Place) {
+    pub(crate) fn free(&mut self, (at, len): CellExtent) {
         self.free.entry(len).or_default().push(at);
     }
 

@@ -28,7 +28,7 @@ use crate::fs::{Entry, Result, Seen, lock, now};
 use crate::fuse::{attr, kind};
 use crate::init;
 use crate::name_table::Kind;
-use crate::reply::{Entries, Found, Reply, Space, opened};
+use crate::reply::{Entries, EntryOut, Reply, Space, opened};
 use crate::session::{Session, Setup};
 use crate::switch::Uring;
 use crate::tree::{Asker, NAMES, Node, ROOT, Tree};
@@ -196,8 +196,8 @@ impl Shown {
 }
 
 /// What the kernel is told of a node: it keeps nothing of it.
-fn found(s: &Seen) -> Found {
-    Found {
+fn found(s: &Seen) -> EntryOut {
+    EntryOut {
         attr: attr(s),
         // A file's number tells it from others that have had its node's number.
         generation: match s.attributes.kind {

@@ -57,14 +57,14 @@ impl Attr {
 
 /// What a name leads to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct EntryOut {
     pub(crate) attr: Attr,
     pub(crate) generation: u64,
     /// How long the kernel may keep this.
     pub(crate) kept: Duration,
 }
 
-impl Found {
+impl EntryOut {
     fn write(&self, w: &mut Writer<'_>) {
         let (seconds, nanoseconds) = (self.kept.as_secs(), self.kept.subsec_nanos());
         w.u64(self.attr.ino).u64(self.generation);
@@ -95,7 +95,7 @@ impl Entries {
         (ino, mode): (u64, u32),
         next: u64,
         name: &[u8],
-        found: Option<&Found>,
+        found: Option<&EntryOut>,
     ) -> bool {
         let before = self.bytes.len();
         let mut w = Writer(&mut self.bytes);
@@ -190,14 +190,14 @@ impl Reply {
         self.data(entries.bytes);
     }
 
-    pub(crate) fn found(self, found: &Found) {
+    pub(crate) fn found(self, found: &EntryOut) {
         self.with(|w| found.write(w));
     }
 
     /// There is no such name, which the kernel may keep for so long.
     pub(crate) fn nothing(self, kept: Duration) {
         let (attr, generation) = (Attr::default(), 0);
-        self.found(&Found {
+        self.found(&EntryOut {
             attr,
             generation,
             kept,
@@ -205,7 +205,7 @@ impl Reply {
     }
 
     /// A file was made, and opened.
-    pub(crate) fn created(self, found: &Found, handle: u64, flags: u32) {
+    pub(crate) fn created(self, found: &EntryOut, handle: u64, flags: u32) {
         self.with(|w| {
             found.write(w);
             w.u64(handle).u32(flags).u32(0);
@@ -335,7 +335,7 @@ pub(crate) mod tests {
     /// The kernel refuses an answer of another length.
     #[test]
     fn answers_have_the_kernels_lengths() {
-        let found = Found {
+        let found = EntryOut {
             attr: ATTR,
             generation: 1,
             kept: Duration::from_secs(1),
@@ -368,7 +368,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_listing_has_whole_entries_only() {
-        let found = Found {
+        let found = EntryOut {
             attr: ATTR,
             generation: 1,
             kept: Duration::ZERO,

@@ -19,7 +19,7 @@ use mojim_format::catalog::valid_file_name;
 use rustix::io::Errno;
 
 use crate::name_table::{
-    Attributes, Cell, Kind, MOST_NAME, MOST_TARGET, MOST_VALUE, Place, Places, Time,
+    Attributes, Cell, CellAllocator, CellExtent, Kind, MOST_NAME, MOST_TARGET, MOST_VALUE, Time,
 };
 use crate::names::{Names, REMOVED};
 use crate::overlay::Overlay;
@@ -48,12 +48,12 @@ type Result<T> = std::result::Result<T, Errno>;
 pub(crate) struct Node {
     pub(crate) ino: u64,
     pub(crate) attributes: Attributes,
-    place: Option<Place>,
+    place: Option<CellExtent>,
     /// Of a directory.
     pub(crate) children: BTreeMap<Vec<u8>, Child>,
     /// Names: the directory's number, and the name in it. A directory has one; the root none.
     pub(crate) names: Vec<(u64, Vec<u8>)>,
-    xattrs: BTreeMap<Vec<u8>, (Vec<u8>, Place)>,
+    xattrs: BTreeMap<Vec<u8>, (Vec<u8>, CellExtent)>,
     pub(crate) opens: u32,
     /// Openings to write.
     pub(crate) writers: u32,
@@ -66,7 +66,7 @@ pub(crate) struct Node {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Child {
     pub(crate) ino: u64,
-    place: Place,
+    place: CellExtent,
 }
 
 impl Node {
@@ -116,7 +116,7 @@ pub(crate) struct Tree {
     /// Nodes that are open.
     opened: usize,
     next: u64,
-    places: Places,
+    places: CellAllocator,
     /// The file of names, and its number.
     names: Overlay,
     names_file: u32,
@@ -159,7 +159,7 @@ impl Tree {
         random: u32,
     ) -> std::result::Result<Tree, String> {
         let (places, cells) = match names {
-            Some((_, bytes)) => Places::read(bytes).map_err(|e| e.to_string())?,
+            Some((_, bytes)) => CellAllocator::read(bytes).map_err(|e| e.to_string())?,
             None => Default::default(),
         };
         let mut tree = Tree {
@@ -198,7 +198,7 @@ impl Tree {
         Ok(tree)
     }
 
-    fn take_cells(&mut self, cells: Vec<(Place, Cell)>) -> std::result::Result<(), String> {
+    fn take_cells(&mut self, cells: Vec<(CellExtent, Cell)>) -> std::result::Result<(), String> {
         let mut links = Vec::new();
         let mut xattrs = Vec::new();
         for (place, cell) in cells {
@@ -885,7 +885,7 @@ impl Tree {
         let _ = self.change(dir, |a| (a.modified, a.changed) = (now, now));
     }
 
-    fn insert(&mut self, ino: u64, attributes: Attributes, place: Option<Place>) {
+    fn insert(&mut self, ino: u64, attributes: Attributes, place: Option<CellExtent>) {
         self.next = self.next.max(ino + 1);
         if let Kind::File(file) = attributes.kind {
             self.numbers.insert(file, ino);
@@ -961,15 +961,15 @@ impl Tree {
     }
 
     /// Writes a new cell.
-    fn put(&mut self, cell: &Cell) -> Place {
+    fn put(&mut self, cell: &Cell) -> CellExtent {
         let bytes = cell.encode();
         let place = self.places.take(bytes.len() as u32);
         self.write(place.0, &bytes);
         place
     }
 
-    fn erase(&mut self, place: Place) {
-        self.write(place.0, &Places::free_head(place.1));
+    fn erase(&mut self, place: CellExtent) {
+        self.write(place.0, &CellAllocator::free_head(place.1));
         self.places.free(place);
     }
 

@@ -29,7 +29,7 @@ use mojim_protocol::History;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::held::{Listed, Opened};
+use super::volume_state::{Listed, Opened};
 use super::{Node, wait_for_last};
 use mojim_config::Volume;
 use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};

@@ -36,7 +36,7 @@
 //! # Other rooms
 //!
 //! `serve` here reads a link's first frame, which says what the link is for. A primary that the
-//! register does not name is refused here (`may_greet`). `held.rs` is what a node has of one
+//! register does not name is refused here (`may_greet`). `volume_state.rs` is what a node has of one
 //! volume, with its locks. `serve_lane` and `checkpoint_loop` here step a mirror's lanes and
 //! checkpoints. `promote.rs` promotes by an operator's word. `readers.rs` answers pages and records
 //! as of one LSN. `contents.rs` answers sums for `mojim verify`. `unmanaged_files.rs` finds files that
@@ -57,7 +57,6 @@ use mojim_format::{Frame, FrameKind, State};
 mod conditions;
 pub mod contents;
 mod heal;
-mod held;
 mod left;
 mod promote;
 pub mod readers;
@@ -65,6 +64,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 mod unmanaged_files;
+mod volume_state;
 mod watch;
 
 use mojim_config::{Config, Failover, Node as NodeConfig, Volume};
@@ -88,8 +88,8 @@ use mojim_replica::spinner::Spinner;
 use mojim_replica::yield_policy::YieldPolicy;
 use mojim_store::store::{Store, StoreSpec, read_superblock};
 
-use held::{Held, lock};
 use tracing::{dispatcher, error, info, warn};
+use volume_state::{VolumeState, lock};
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -110,7 +110,7 @@ pub struct Node {
     /// the keys that connections over TCP are checked against.
     os: Os,
     /// The volumes that this node holds, by name.
-    held: BTreeMap<String, Held>,
+    held: BTreeMap<String, VolumeState>,
     /// The register of views, in a cluster with enough voters.
     views: Option<Arc<dyn ViewRegister>>,
     /// Wakes the threads that heal: this node stops, or a program asks it to give way.
@@ -206,7 +206,9 @@ impl Node {
             me,
             env,
             os,
-            held: held.map(|v| (v.name.clone(), Held::new(v))).collect(),
+            held: held
+                .map(|v| (v.name.clone(), VolumeState::new(v)))
+                .collect(),
             heals: Event::default(),
             views,
             refusals: Mutex::default(),
@@ -307,7 +309,7 @@ impl Node {
     }
 
     /// What this node has of a volume that it holds.
-    fn of(&self, v: &Volume) -> &Held {
+    fn of(&self, v: &Volume) -> &VolumeState {
         &self.held[&v.name]
     }
 

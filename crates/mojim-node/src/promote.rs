@@ -14,8 +14,8 @@ use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::held::Promotion;
 use super::requests::speaks_otherwise;
+use super::volume_state::Promotion;
 use super::{Node, wait_for_last};
 use mojim_config::Volume;
 use mojim_env::{Error, Locker, Result};
@@ -51,7 +51,7 @@ enum Own {
 }
 
 /// What this node's own copy knows of its part in the newest view.
-enum Known {
+enum OwnRole {
     /// It is the primary, and a program is attached.
     Used,
     /// It is the primary.
@@ -156,9 +156,9 @@ impl Node {
         let primary = view.map(|view| view.primary);
         let led = primary.as_ref() == Some(&self.me.name);
         let own = match led {
-            true if self.attached(v) => Known::Used,
-            true => Known::Primary,
-            false => Known::Other,
+            true if self.attached(v) => OwnRole::Used,
+            true => OwnRole::Primary,
+            false => OwnRole::Other,
         };
         Error::Timeout(unread(&self.me.name, &own, force, primary.as_deref(), why))
     }
@@ -593,15 +593,15 @@ fn behind(me: &str, volume: &str, copy: &Candidate, o: &Other, lsn: u64) -> Erro
 
 /// Why node `me`, whose own copy knows `own`, and `primary` as the view's, is not promoted
 /// while the register cannot be read.
-fn unread(me: &str, own: &Known, force: bool, primary: Option<&str>, why: &Error) -> String {
+fn unread(me: &str, own: &OwnRole, force: bool, primary: Option<&str>, why: &Error) -> String {
     let needs = match own {
-        Known::Used => format!(
+        OwnRole::Used => format!(
             "node {me} is the primary by what its copy knows, and a program is attached, or about to be: there is nothing to promote, unless another node has become primary meanwhile; that is not known, for the register of views cannot be read"
         ),
-        Known::Primary => format!(
+        OwnRole::Primary => format!(
             "node {me} is the primary by what its copy knows; a majority of the voters has to agree that it still is, and the register of views cannot be read"
         ),
-        Known::Other => format!(
+        OwnRole::Other => format!(
             "a majority of the voters has to agree that node {me} becomes primary, and the register of views cannot be read"
         ),
     };
@@ -648,15 +648,15 @@ mod tests {
     #[test]
     fn what_a_promotion_lacks_without_the_register_is_said() {
         let why = Error::Timeout("no voter leads".into());
-        let said = unread("a", &Known::Used, false, Some("a"), &why);
+        let said = unread("a", &OwnRole::Used, false, Some("a"), &why);
         assert!(
             said.contains("there is nothing to promote") && !said.contains("has to agree"),
             "{said}"
         );
         assert!(!said.contains("--force"), "{said}");
-        let said = unread("a", &Known::Primary, false, Some("a"), &why);
+        let said = unread("a", &OwnRole::Primary, false, Some("a"), &why);
         assert!(said.starts_with("node a is the primary by what"), "{said}");
-        let said = unread("b", &Known::Other, true, Some("a"), &why);
+        let said = unread("b", &OwnRole::Other, true, Some("a"), &why);
         assert!(
             said.starts_with("a majority of the voters has to agree that node b becomes")
                 && said.contains("no voter leads. Look again in a few seconds; if it stays so")

@@ -19,7 +19,7 @@ use mojim_protocol::{FAR, History, LEAP};
 use mojim_replica::client::Client;
 use mojim_replica::layout;
 use mojim_replica::request::{
-    CopyState, Known, Part, Question, RaftCall, Read, Request, Since, Standing,
+    CopyState, Part, Question, RaftCall, Read, Request, Since, Standing, WireAcknowledged,
 };
 use mojim_store::log::{LIVE_AT, LIVE_COUNT, Live};
 use mojim_store::store::{Store, read_superblock};
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::Node;
-use super::held::lock;
+use super::volume_state::lock;
 
 /// Another node's daemon, which answers what the test has it say of its copy; it is down as
 /// long as that is nothing.
@@ -382,7 +382,7 @@ fn what_a_backup_claims_ends_an_attach_until_an_operator_disbelieves_it() {
     // It claims to know of more in the present epoch.
     let claims = || {
         let (volume_id, epoch) = (sb().volume_id, sb().view.epoch);
-        let known = Some(Known {
+        let known = Some(WireAcknowledged {
             volume_id,
             lsn: 1 << 40,
             epoch,

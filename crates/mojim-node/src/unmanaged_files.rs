@@ -60,7 +60,7 @@ impl Node {
             steady(&|| superblock().map(|sb| sb.sequence), &|| {
                 let c = self.catalog(&meta).ok()?;
                 let noted = noted_names(&*self.env, &meta, c.volume, c.lsn).ok()?;
-                Some(Known {
+                Some(CatalogNames {
                     files: c.files.into_iter().map(|f| (f.name, f.size)).collect(),
                     noted: noted.into_iter().collect(),
                 })
@@ -99,7 +99,7 @@ impl Node {
 }
 
 /// The volume's files, as its catalogue has them, with those whose names are being changed.
-struct Known {
+struct CatalogNames {
     files: HashMap<String, u64>,
     noted: HashSet<String>,
 }
@@ -121,7 +121,7 @@ fn steady<T>(sequence: &dyn Fn() -> Option<u64>, read: &dyn Fn() -> Option<T>) -
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Found {
+struct Deviations {
     /// Files that the volume does not know.
     unknown: BTreeSet<String>,
     /// What is wrong with the volume's own files, each with its name.
@@ -130,7 +130,7 @@ struct Found {
     is_part: bool,
 }
 
-impl Found {
+impl Deviations {
     fn is_nothing(&self) -> bool {
         self.unknown.is_empty() && self.changed.is_empty()
     }
@@ -139,16 +139,16 @@ impl Found {
 /// What is found at two looks. `None` if there is no catalogue that can be read.
 fn look_twice(
     directory: &Path,
-    known: &dyn Fn() -> Option<Known>,
+    known: &dyn Fn() -> Option<CatalogNames>,
     at_rest: &dyn Fn() -> Option<u64>,
-) -> Option<Found> {
+) -> Option<Deviations> {
     let first = look(directory, known, at_rest)?;
     if first.is_nothing() {
         return Some(first);
     }
     std::thread::sleep(PAUSE);
     let then = look(directory, known, at_rest)?;
-    Some(Found {
+    Some(Deviations {
         unknown: &first.unknown & &then.unknown,
         changed: &first.changed & &then.changed,
         is_part: first.is_part || then.is_part,
@@ -157,10 +157,10 @@ fn look_twice(
 
 fn look(
     directory: &Path,
-    known: &dyn Fn() -> Option<Known>,
+    known: &dyn Fn() -> Option<CatalogNames>,
     at_rest: &dyn Fn() -> Option<u64>,
-) -> Option<Found> {
-    let mut found = Found::default();
+) -> Option<Deviations> {
+    let mut found = Deviations::default();
     let rests = at_rest();
     let mut seen = Vec::new();
     walk(directory, &mut seen, &mut found);
@@ -200,7 +200,7 @@ fn look(
 }
 
 /// All files below `top`; Mojim's own directories, and empty ones, are no files.
-fn walk(top: &Path, seen: &mut Vec<PathBuf>, found: &mut Found) {
+fn walk(top: &Path, seen: &mut Vec<PathBuf>, found: &mut Deviations) {
     let begun = Instant::now();
     let mut below = vec![PathBuf::new()];
     while let Some(at) = below.pop() {
@@ -231,8 +231,8 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn known(files: &[(&str, u64)], noted: &[&str]) -> Option<Known> {
-        Some(Known {
+    fn known(files: &[(&str, u64)], noted: &[&str]) -> Option<CatalogNames> {
+        Some(CatalogNames {
             files: files.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect(),
             noted: noted.iter().map(|n| (*n).to_owned()).collect(),
         })
@@ -327,7 +327,7 @@ mod tests {
             _ => known(&[("f", 5), ("removed later", 5)], &[]),
         };
         let found = look_twice(dir.path(), &catalog, &|| Some(1)).unwrap();
-        assert_eq!(found, Found::default());
+        assert_eq!(found, Deviations::default());
         assert_eq!(looks.get(), 2);
     }
 }

@@ -10,7 +10,7 @@ use mojim::{Error, MapFlags, Result, Volume, unmap};
 use mojim_format::FormatError;
 
 /// What there is of a file.
-pub enum Found<T> {
+pub enum FileHead<T> {
     /// None, or one that is half made.
     New,
     /// Its head.
@@ -22,9 +22,9 @@ pub fn look<T>(
     volume: &Volume,
     file: &str,
     decode: impl FnOnce(&[u8]) -> Result<T, FormatError>,
-) -> Result<Found<T>> {
+) -> Result<FileHead<T>> {
     if matches!(volume.size(file)?, None | Some(0)) {
-        return Ok(Found::New);
+        return Ok(FileHead::New);
     }
     let flags = MapFlags {
         read_only: true,
@@ -36,8 +36,8 @@ pub fn look<T>(
     let bytes = unsafe { std::slice::from_raw_parts(mapping.ptr, mapping.len) };
     let zero = |b: &[u8]| b.iter().all(|b| *b == 0);
     let found = match decode(bytes) {
-        Ok(head) => Ok(Found::Old(head)),
-        Err(_) if zero(bytes) => Ok(Found::New),
+        Ok(head) => Ok(FileHead::Old(head)),
+        Err(_) if zero(bytes) => Ok(FileHead::New),
         Err(e) => Err(Error::Damaged {
             path: PathBuf::from(file),
             what: format!("{e}: the file holds something else, or is damaged; give another name"),

@@ -23,13 +23,13 @@ use mojim_memory::fork::check_fork;
 use rustix::fs::FlockOperation;
 use rustix::mm;
 
-use crate::file::{Found, look};
+use crate::file::{FileHead, look};
 use crate::log::{Encoding, Log, Medium};
 use crate::media::{Delay, InRegion, Persistent};
 
 /// A log that is open. Threads wait for each other.
 pub struct AppendLog {
-    place: Place,
+    place: LogBacking,
     base: *mut u8,
     bytes: usize,
 }
@@ -39,7 +39,7 @@ unsafe impl Send for AppendLog {}
 // SAFETY: as above.
 unsafe impl Sync for AppendLog {}
 
-enum Place {
+enum LogBacking {
     Region(Mutex<Log<InRegion>>, Volume),
     Persistent(
         Mutex<Log<Persistent>>,
@@ -53,12 +53,12 @@ enum Place {
 macro_rules! with {
     ($log:expr, $l:ident => $call:expr) => {
         match &$log.place {
-            Place::Region(l, _) => {
+            LogBacking::Region(l, _) => {
                 #[allow(unused_mut)]
                 let mut $l = lock(l);
                 $call
             }
-            Place::Persistent(l, ..) => {
+            LogBacking::Persistent(l, ..) => {
                 #[allow(unused_mut)]
                 let mut $l = lock(l);
                 $call
@@ -180,8 +180,8 @@ impl AppendLog {
     ) -> Result<AppendLog> {
         let path = Path::new(file);
         let (words, new) = match look(volume, file, |b| words_of(b, b.len() as u64))? {
-            Found::Old(words) => (words, None),
-            Found::New => {
+            FileHead::Old(words) => (words, None),
+            FileHead::New => {
                 let new = New::of(path, size, encoding)?;
                 (new.words, Some(new))
             }
@@ -197,7 +197,7 @@ impl AppendLog {
         let medium = unsafe { InRegion::new(mapping.ptr, words) };
         match open(medium, words, new, encoding, path) {
             Ok(log) => Ok(AppendLog {
-                place: Place::Region(Mutex::new(log), volume.clone()),
+                place: LogBacking::Region(Mutex::new(log), volume.clone()),
                 base: mapping.ptr,
                 bytes,
             }),
@@ -250,7 +250,7 @@ impl AppendLog {
                 };
             })
             .map(|(log, base, bytes)| AppendLog {
-                place: Place::Persistent(Mutex::new(log), file, std::process::id()),
+                place: LogBacking::Persistent(Mutex::new(log), file, std::process::id()),
                 base,
                 bytes,
             })
@@ -296,11 +296,11 @@ impl AppendLog {
     /// In a child made by fork a log in persistent memory is its parent's.
     fn check(&self) -> Result<()> {
         match &self.place {
-            Place::Persistent(_, _, pid) if *pid != std::process::id() => Err(Error::Unsupported(
-                "the log belongs to the parent of this process".into(),
-            )),
-            Place::Persistent(..) => Ok(()),
-            Place::Region(_, volume) => {
+            LogBacking::Persistent(_, _, pid) if *pid != std::process::id() => Err(
+                Error::Unsupported("the log belongs to the parent of this process".into()),
+            ),
+            LogBacking::Persistent(..) => Ok(()),
+            LogBacking::Region(_, volume) => {
                 check_fork()?;
                 match volume.is_usable() {
                     true => Ok(()),
@@ -337,9 +337,9 @@ impl AppendLog {
     /// Closes it. What was not acknowledged is discarded, or is in doubt.
     pub fn close(self) -> Result<()> {
         match self.place {
-            Place::Region(_, volume) if volume.is_usable() => unmap(self.base, self.bytes),
-            Place::Region(..) => Ok(()),
-            Place::Persistent(_, file, pid) => {
+            LogBacking::Region(_, volume) if volume.is_usable() => unmap(self.base, self.bytes),
+            LogBacking::Region(..) => Ok(()),
+            LogBacking::Persistent(_, file, pid) => {
                 // SAFETY: the log's own mapping, which nobody uses any more.
                 let done = unsafe { mm::munmap(self.base.cast(), self.bytes) };
                 // A child made by fork has the descriptor, too, and would keep the lock.
@@ -411,7 +411,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let log = open(4096, Some(Encoding::Checksum)).unwrap();
         assert!(matches!(open(0, None), Err(Error::Busy(_))));
-        let Place::Persistent(_, file, _) = &log.place else {
+        let LogBacking::Persistent(_, file, _) = &log.place else {
             unreachable!("opened so");
         };
         let of_child = file.try_clone().unwrap();

@@ -12,7 +12,7 @@ use mojim_env::Context;
 use mojim_format::persistent::{REGION_HEAD, RegionHead};
 use mojim_memory::fork::check_fork;
 
-use crate::file::{Found, look};
+use crate::file::{FileHead, look};
 
 /// Where regions lie that are given no address: free under the layouts of x86-64 Linux.
 const PLACES: std::ops::Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
@@ -39,8 +39,8 @@ fn mapped() -> MutexGuard<'static, Vec<(usize, usize)>> {
 pub fn pmap(volume: &Volume, file: &str, size: usize) -> Result<Mapping> {
     check_fork()?;
     let mapping = match look(volume, file, RegionHead::decode)? {
-        Found::New => make(volume, file, size)?,
-        Found::Old(head) => {
+        FileHead::New => make(volume, file, size)?,
+        FileHead::Old(head) => {
             let there = head.size as usize;
             if size != 0 && size != there {
                 return Err(Error::Invalid(format!(

@@ -23,7 +23,7 @@ use mojim_format::persistent::{BUILD_ID, Variable, Variables};
 use mojim_memory::fork::check_fork;
 use mojim_memory::places;
 
-use crate::file::{Found, look};
+use crate::file::{FileHead, look};
 use crate::image::{self, Image};
 
 /// A section that is persistent now.
@@ -80,8 +80,8 @@ pub unsafe fn open(volume: &Volume, file: &str, start: *mut u8, stop: *mut u8) -
     };
     match look(volume, file, Variables::decode)? {
         // SAFETY: the section, which the caller promises to be its own.
-        Found::New => unsafe { begin(volume, file, &now, (start, len))? },
-        Found::Old(then) => {
+        FileHead::New => unsafe { begin(volume, file, &now, (start, len))? },
+        FileHead::Old(then) => {
             check_layout(&then, &now, file, &image)?;
             // SAFETY: as above.
             unsafe { resume(volume, file, &then, &now, (start, len))? }

@@ -133,7 +133,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
 }
 
 /// Where a mapping goes.
-enum Place {
+enum MapAddress {
     Anywhere,
     /// In place of what is there, as the program says.
     Fixed(usize),
@@ -141,25 +141,25 @@ enum Place {
     Held(usize),
 }
 
-impl Place {
+impl MapAddress {
     fn address(&self) -> usize {
         match *self {
-            Place::Anywhere => 0,
-            Place::Fixed(a) | Place::Held(a) => a,
+            MapAddress::Anywhere => 0,
+            MapAddress::Fixed(a) | MapAddress::Held(a) => a,
         }
     }
 }
 
-fn place(q: Request) -> Result<Place, c_int> {
+fn place(q: Request) -> Result<MapAddress, c_int> {
     let exact = q.flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
     if q.flags & libc::MAP_FIXED != 0 && !exact {
         if !q.addr.is_multiple_of(real::page_size()) || q.addr == 0 {
             return Err(libc::EINVAL);
         }
-        return Ok(Place::Fixed(q.addr));
+        return Ok(MapAddress::Fixed(q.addr));
     }
     if q.addr == 0 {
-        return Ok(Place::Anywhere);
+        return Ok(MapAddress::Anywhere);
     }
     let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     if exact {
@@ -170,11 +170,11 @@ fn place(q: Request) -> Result<Place, c_int> {
     if p == libc::MAP_FAILED {
         return Err(real::errno());
     }
-    Ok(Place::Held(p as usize))
+    Ok(MapAddress::Held(p as usize))
 }
 
-fn give_back(at: Place, q: Request) {
-    if let Place::Held(a) = at {
+fn give_back(at: MapAddress, q: Request) {
+    if let MapAddress::Held(a) = at {
         // SAFETY: the empty mapping that `place` made.
         unsafe { real::munmap(a as *mut c_void, q.len) };
     }

@@ -16,8 +16,8 @@ pub mod view;
 pub use history::History;
 pub use lane::{Arrival, LaneIn};
 pub use pairing::{
-    Acknowledged, FAR, Holding, Known, LAST_EPOCH, LEAP, Lacks, Loss, Plan, WORD, has_lost,
-    is_near, is_rival, loss, may_outbid, may_promise, reconcile,
+    Acknowledged, FAR, Holding, KnownAcknowledged, LAST_EPOCH, LEAP, Lacks, Loss, Plan, WORD,
+    has_lost, is_near, is_rival, loss, may_outbid, may_promise, reconcile,
 };
 pub use prefix::{Marks, Prefix};
 pub use rule::{AckRule, Patience, Verdict};

@@ -193,7 +193,7 @@ impl Acknowledged {
 
 /// What the two nodes of an attach know about acknowledged records that may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Known {
+pub struct KnownAcknowledged {
     /// The last LSN acknowledged according to the primary's copy; it may lie beyond
     /// the copy's tail.
     pub primary: u64,
@@ -232,7 +232,12 @@ pub enum Lacks {
 
 /// Whether an attach by `plan` would begin with less than what is known to have been
 /// acknowledged, or with a copy for which neither node can vouch.
-pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> Option<Loss> {
+pub fn loss(
+    plan: &Plan,
+    primary: &Holding,
+    mirror: &Holding,
+    known: KnownAcknowledged,
+) -> Option<Loss> {
     let (kept, other) = match plan {
         Plan::Resend { .. } | Plan::CopyTo => (primary, mirror),
         Plan::CopyFrom => (mirror, primary),
@@ -407,9 +412,9 @@ mod tests {
             let loss = loss(&plan, a, b, known);
             (plan, loss)
         };
-        let nothing = Known::default();
-        let own = |primary| Known { primary, ..nothing };
-        let of_mirror = |mirror| Known { mirror, ..nothing };
+        let nothing = KnownAcknowledged::default();
+        let own = |primary| KnownAcknowledged { primary, ..nothing };
+        let of_mirror = |mirror| KnownAcknowledged { mirror, ..nothing };
         let refused = |a: &Holding, b: &Holding, known| plan_and_loss(a, b, known).1;
         // the primary's log is damaged: the mirror is behind, has some of the rest, all of it
         assert_eq!(refused(&p(10), &p(8), own(20)), Some(Loss::Known(20)));
@@ -451,7 +456,7 @@ mod tests {
             plan_and_loss(&b, &p(120), of_mirror(160)),
             (Plan::CopyTo, None)
         );
-        let ring = |member, primary| Known {
+        let ring = |member, primary| KnownAcknowledged {
             primary,
             ring_lost: true,
             member,

@@ -262,12 +262,12 @@ pub struct Standing {
     /// What it knows now to have been acknowledged, if it follows with a whole copy. A node
     /// of an earlier version does not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub known: Option<Known>,
+    pub known: Option<WireAcknowledged>,
 }
 
 /// What a node knows to have been acknowledged, whether it has the records or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct WireAcknowledged {
     /// Identity of the volume.
     pub volume_id: u64,
     /// The last LSN.
@@ -276,9 +276,9 @@ pub struct Known {
     pub epoch: u64,
 }
 
-impl From<Acknowledged> for Known {
-    fn from(a: Acknowledged) -> Known {
-        Known {
+impl From<Acknowledged> for WireAcknowledged {
+    fn from(a: Acknowledged) -> WireAcknowledged {
+        WireAcknowledged {
             volume_id: a.volume_id,
             lsn: a.lsn,
             epoch: a.epoch.unwrap_or(0),
@@ -286,8 +286,8 @@ impl From<Acknowledged> for Known {
     }
 }
 
-impl From<Known> for Acknowledged {
-    fn from(k: Known) -> Acknowledged {
+impl From<WireAcknowledged> for Acknowledged {
+    fn from(k: WireAcknowledged) -> Acknowledged {
         Acknowledged {
             volume_id: k.volume_id,
             lsn: k.lsn,

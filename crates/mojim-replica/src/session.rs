@@ -29,7 +29,8 @@ use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, St
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{
-    AckRule, Holding, Known, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_outbid, reconcile,
+    AckRule, Holding, KnownAcknowledged, LAST_EPOCH, Lacks, Loss, Plan, has_lost, loss, may_outbid,
+    reconcile,
 };
 
 use crate::handshake::{Limits, exceeds, theirs};
@@ -40,7 +41,7 @@ use crate::peer_link::{FIRST_PAUSE, OpenLane, PeerLink, Phase, Policy};
 use crate::primary::Primary;
 use crate::spill_out::{SpillFile, SpillOut};
 use crate::told::Told;
-use crate::view_client::{Change, Outcome, ViewClient};
+use crate::view_client::{Outcome, ViewChange, ViewClient};
 use mojim_copy::copy_in::CopyIn;
 use mojim_env::wire::bad;
 use mojim_env::{Error, Result, Space};
@@ -580,7 +581,7 @@ impl Session {
                 self.policy.primary.store.make_new()?;
             }
             if let Some(views) = &self.policy.views {
-                let change = Change::Attach {
+                let change = ViewChange::Attach {
                     epoch: self.policy.epoch,
                     peer: views.client.peer.clone(),
                     // In `async` a mirror never holds everything.

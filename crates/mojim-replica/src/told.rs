@@ -83,7 +83,7 @@ impl Told {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{CopyState, Known};
+    use crate::request::{CopyState, WireAcknowledged};
 
     /// One node's word for an absurd epoch kept the volume from being attached.
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             attached: None,
             distrusted: false,
             error: None,
-            known: Some(Known {
+            known: Some(WireAcknowledged {
                 volume_id: 1,
                 lsn: 9,
                 epoch: known,

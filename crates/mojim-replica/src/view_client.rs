@@ -54,7 +54,7 @@ pub struct ViewClient {
 
 /// A change of the view that a primary asks for.
 #[derive(Debug, Clone)]
-pub(crate) enum Change {
+pub(crate) enum ViewChange {
     /// The primary attaches in `epoch`. `peer`: the node on the link; `member`: it is to
     /// be the view's mirror; `adopted`: all that it holds is here.
     Attach {
@@ -87,7 +87,7 @@ pub(crate) struct Outcome {
 }
 
 struct Asked {
-    change: Change,
+    change: ViewChange,
     outcome: Arc<Mutex<Option<Outcome>>>,
 }
 
@@ -164,10 +164,10 @@ impl Claimant {
     }
 
     /// The register after `change`; `None` if it is so already.
-    fn decide(&self, reg: &Register, change: &Change) -> Result<Option<Register>, Refusal> {
+    fn decide(&self, reg: &Register, change: &ViewChange) -> Result<Option<Register>, Refusal> {
         let me = &self.me;
         match change {
-            Change::Attach {
+            ViewChange::Attach {
                 epoch,
                 peer,
                 member,
@@ -181,17 +181,17 @@ impl Claimant {
             }
             // Even if the register says so already: an admission whose answer was lost may
             // still be on its way to the register, and fails from now on.
-            Change::Alone => reg.alone(me).map(Some),
-            Change::Admit(peer) if reg.is_primary(me) && reg.is_mirror(peer) => Ok(None),
+            ViewChange::Alone => reg.alone(me).map(Some),
+            ViewChange::Admit(peer) if reg.is_primary(me) && reg.is_mirror(peer) => Ok(None),
             // It follows in the epoch that this node's copy has begun.
-            Change::Admit(peer) => reg.admit(me, peer, self.view).map(Some),
-            Change::Raise(epoch) if reg.is_primary(me) && reg.epoch == *epoch => Ok(None),
-            Change::Raise(epoch) => reg.raise(me, *epoch).map(Some),
-            Change::Look => reg.look(me).map(Some),
+            ViewChange::Admit(peer) => reg.admit(me, peer, self.view).map(Some),
+            ViewChange::Raise(epoch) if reg.is_primary(me) && reg.epoch == *epoch => Ok(None),
+            ViewChange::Raise(epoch) => reg.raise(me, *epoch).map(Some),
+            ViewChange::Look => reg.look(me).map(Some),
         }
     }
 
-    fn carry_out(&self, views: &dyn ViewRegister, change: &Change) -> Outcome {
+    fn carry_out(&self, views: &dyn ViewRegister, change: &ViewChange) -> Outcome {
         let reg = match views.read(&self.volume) {
             Ok(reg) => reg,
             Err(e) => {
@@ -210,7 +210,7 @@ impl Claimant {
                 (reg, false, Err(e))
             }
             Ok(None) => (reg, true, Ok(())),
-            Ok(Some(_)) if self.silent && matches!(change, Change::Look) => {
+            Ok(Some(_)) if self.silent && matches!(change, ViewChange::Look) => {
                 written = true;
                 (reg, false, Ok(()))
             }
@@ -294,7 +294,7 @@ impl ViewClient {
     /// An attach without a mirror begins `epoch`. Waits for the register.
     pub(crate) fn attach_alone(&mut self, store: &Store, epoch: u64) -> Result<()> {
         assert!(!self.is_asking());
-        let change = Change::Attach {
+        let change = ViewChange::Attach {
             epoch,
             peer: self.peer.clone(),
             member: false,
@@ -316,7 +316,7 @@ impl ViewClient {
     }
 
     /// Asks for a change; `answer` returns its outcome.
-    pub(crate) fn ask(&mut self, store: &Store, change: Change) {
+    pub(crate) fn ask(&mut self, store: &Store, change: ViewChange) {
         assert!(!self.is_asking());
         self.asked_at = store.env().now();
         let outcome = Arc::new(Mutex::new(None));
@@ -335,11 +335,11 @@ impl ViewClient {
 
     /// Whether the change on its way is a new epoch: no link is made before it.
     pub(crate) fn is_raising(&self) -> bool {
-        matches!(&self.asked, Some(a) if matches!(a.change, Change::Raise(_)))
+        matches!(&self.asked, Some(a) if matches!(a.change, ViewChange::Raise(_)))
     }
 
     /// The outcome of the change that was asked for, if it is here at `now`.
-    pub(crate) fn answer(&mut self, now: Duration) -> Option<(Change, Outcome)> {
+    pub(crate) fn answer(&mut self, now: Duration) -> Option<(ViewChange, Outcome)> {
         let asked = self.asked.as_ref()?;
         // In this order: a call stores its outcome before it ends.
         let ended = Arc::strong_count(&asked.outcome) == 1;

@@ -27,7 +27,7 @@ use mojim_config::MediumKind;
 use mojim_env::Env;
 use mojim_env::Result;
 use mojim_protocol::History;
-use mojim_store::log::{Known, Log, LogSpec, Survival};
+use mojim_store::log::{Log, LogIdentity, LogSpec, Survival};
 
 /// How one primary's writes reach all replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,7 @@ fn history() -> History {
 /// Opens the log of the run of `volume` without changing it.
 fn open(env: &Arc<dyn Env>, spec: &LogSpec, volume: u64) -> Result<(Log, Survival)> {
     let align = Log::align_for(&**env, spec)?;
-    let known = Known {
+    let known = LogIdentity {
         incarnation: volume,
         nonce: 0,
         or: 0,

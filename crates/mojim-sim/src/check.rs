@@ -11,7 +11,7 @@ use mojim_protocol::AckRule;
 use mojim_store::store::Store;
 use std::collections::BTreeMap;
 
-use crate::model::Change;
+use crate::model::ModelOp;
 use crate::nodes::{BACKUP, NAMES, NODES};
 use crate::points::{Acked, Points};
 use crate::world::{CrashKind, World};
@@ -136,7 +136,7 @@ impl Checker {
         epoch: u64,
         first: u64,
         last: u64,
-        changes: &[Change],
+        changes: &[ModelOp],
     ) -> Checked<usize> {
         let id = self.points.append(parent, epoch, first, last, changes)?;
         // The record lies in a ring that outlives the process before its acknowledgement

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// One operation of a sync point; it owns its bytes.
 #[derive(Debug, Clone)]
-pub enum Change {
+pub enum ModelOp {
     /// Bytes to an offset of a file.
     Write {
         /// The file's number.
@@ -48,11 +48,11 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl ModelOp {
     /// The operation as the engine takes it; valid while the change lives.
     pub fn piece(&self) -> Piece<'_> {
         match self {
-            Change::Write {
+            ModelOp::Write {
                 file,
                 offset,
                 bytes,
@@ -62,13 +62,13 @@ impl Change {
                 ptr: bytes.as_ptr(),
                 len: bytes.len(),
             },
-            Change::Create { file, name } => Piece::Create { file: *file, name },
-            Change::Resize { file, size } => Piece::Resize {
+            ModelOp::Create { file, name } => Piece::Create { file: *file, name },
+            ModelOp::Resize { file, size } => Piece::Resize {
                 file: *file,
                 size: *size,
             },
-            Change::Remove { file } => Piece::Remove { file: *file },
-            Change::Rename { file, name } => Piece::Rename { file: *file, name },
+            ModelOp::Remove { file } => Piece::Remove { file: *file },
+            ModelOp::Rename { file, name } => Piece::Rename { file: *file, name },
         }
     }
 }
@@ -86,10 +86,10 @@ pub struct Model {
 pub type Files = BTreeMap<u32, Model>;
 
 /// Applies one more sync point to the files.
-pub fn apply(files: &mut Files, changes: &[Change]) {
+pub fn apply(files: &mut Files, changes: &[ModelOp]) {
     for c in changes {
         match c {
-            Change::Write {
+            ModelOp::Write {
                 file,
                 offset,
                 bytes,
@@ -97,21 +97,21 @@ pub fn apply(files: &mut Files, changes: &[Change]) {
                 let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
                 data[*offset as usize..*offset as usize + bytes.len()].copy_from_slice(bytes);
             }
-            Change::Create { file, name } => {
+            ModelOp::Create { file, name } => {
                 let model = Model {
                     name: name.clone(),
                     data: Arc::default(),
                 };
                 files.insert(*file, model);
             }
-            Change::Resize { file, size } => {
+            ModelOp::Resize { file, size } => {
                 let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
                 data.resize(*size as usize, 0);
             }
-            Change::Remove { file } => {
+            ModelOp::Remove { file } => {
                 files.remove(file);
             }
-            Change::Rename { file, name } => {
+            ModelOp::Rename { file, name } => {
                 files.retain(|id, f| id == file || f.name != *name);
                 files.get_mut(file).expect("it is there").name = name.clone();
             }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-use crate::model::{Change, Files, apply};
+use crate::model::{Files, ModelOp, apply};
 use crate::nodes::NODES;
 
 /// How a sync point was acknowledged.
@@ -91,7 +91,7 @@ impl Points {
         epoch: u64,
         first: u64,
         last: u64,
-        changes: &[Change],
+        changes: &[ModelOp],
     ) -> Result<usize, String> {
         if first != self.all[parent].last + 1 {
             return Err(format!(

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use mojim_env::Error;
 use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
-use mojim_views::files::{Files, Held, Id};
+use mojim_views::files::{Files, Id, VoterPromises};
 
 use crate::ctx::Faults;
 use crate::rng::Rng;
@@ -200,7 +200,7 @@ impl Call {
     }
 
     /// The state after the call.
-    fn after(&self, held: &Held) -> Held {
+    fn after(&self, held: &VoterPromises) -> VoterPromises {
         let mut h = held.clone();
         match self {
             Call::Vote(v) => h.vote = Some(*v),
@@ -216,7 +216,7 @@ impl Call {
     }
 
     /// Draws a call that openraft could make.
-    fn draw(h: &Held, me: u64, rng: &mut Rng) -> Call {
+    fn draw(h: &VoterPromises, me: u64, rng: &mut Rng) -> Call {
         let saved = h.snapshot.map(|(last, _)| last);
         let last = h.entries.last().map(|(at, _)| *at).or(h.purged);
         let Some((term, leader, _)) = h.vote else {
@@ -263,7 +263,7 @@ impl Call {
 }
 
 /// The state as a start shows it: the voter's own leadership ended with its process.
-fn restarted(h: &Held, me: u64) -> Held {
+fn restarted(h: &VoterPromises, me: u64) -> VoterPromises {
     let mut h = h.clone();
     if let Some(v) = h.vote.as_mut().filter(|v| v.1 == me) {
         v.2 = false;
@@ -304,25 +304,25 @@ pub fn run(seed: u64, broken: Option<Broken>, trace: bool) -> (Shown, Result<(),
 }
 
 /// A disk that the voter has had.
-struct Place {
+struct VoterDisk {
     /// The states that its directory may be in.
-    may: Vec<Held>,
+    may: Vec<VoterPromises>,
     /// The directory's incarnation, once a start has succeeded.
     incarnation: Option<u64>,
 }
 
-impl Default for Place {
-    fn default() -> Place {
-        Place {
-            may: vec![Held::default()],
+impl Default for VoterDisk {
+    fn default() -> VoterDisk {
+        VoterDisk {
+            may: vec![VoterPromises::default()],
             incarnation: None,
         }
     }
 }
 
 /// Checks that the directory on disk `at` has the incarnation that it had, and no other disk's.
-fn is_itself(disks: &mut [Place], at: usize, found: u64) -> Result<(), String> {
-    let of = |d: &Place| d.incarnation == Some(found);
+fn is_itself(disks: &mut [VoterDisk], at: usize, found: u64) -> Result<(), String> {
+    let of = |d: &VoterDisk| d.incarnation == Some(found);
     let other = disks.iter().enumerate().any(|(i, d)| i != at && of(d));
     if other || *disks[at].incarnation.get_or_insert(found) != found {
         return Err(format!(
@@ -339,7 +339,7 @@ fn lives(
     shown: &mut Shown,
 ) -> Result<(), String> {
     let me = Files::number(NODE);
-    let mut disks = vec![Place::default()];
+    let mut disks = vec![VoterDisk::default()];
     let mut at = 0;
     let lives = rng.between(3, 14);
     for life in 0..=lives {
@@ -347,7 +347,7 @@ fn lives(
         if rng.below(5) == 0 {
             at = rng.below(disks.len() as u64 + 1) as usize;
             if at == disks.len() {
-                disks.push(Place::default());
+                disks.push(VoterDisk::default());
             }
             world.note(|| format!("--- the disk is number {at}"));
         }
@@ -402,7 +402,7 @@ fn lives(
 fn live(
     world: &World,
     files: &Files,
-    may: &mut Vec<Held>,
+    may: &mut Vec<VoterPromises>,
     rng: &mut Rng,
     me: u64,
     shown: &mut Shown,

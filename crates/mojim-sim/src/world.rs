@@ -22,7 +22,7 @@ mod state;
 pub use env::SimEnv;
 pub use link::{SimConn, SimListener};
 pub use state::{CrashKind, is_crash};
-use state::{Place, Shared, State, crashed};
+use state::{HandleOwner, Shared, State, crashed};
 
 /// A simulated world; clones are handles of the same world.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ impl World {
             st.trace(n, || "starts".to_string());
         }
         Arc::new(SimEnv {
-            place: Place {
+            place: HandleOwner {
                 shared: self.shared.clone(),
                 node: n,
                 incarnation: st.nodes[n].incarnation,
@@ -189,7 +189,7 @@ impl World {
             return Err(crashed());
         }
         Ok(SimListener {
-            place: Place {
+            place: HandleOwner {
                 shared: self.shared.clone(),
                 node: n,
                 incarnation: st.nodes[n].incarnation,

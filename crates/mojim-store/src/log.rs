@@ -45,7 +45,7 @@ const IDENTITY_LEN: usize = 6;
 /// What distinguishes a log's memory from any other memory, also from the same memory
 /// that was moved away while other memory was used in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
+pub struct LogIdentity {
     /// The copy's incarnation.
     pub incarnation: u64,
     /// The nonce that the memory was given when it was last opened.
@@ -133,7 +133,7 @@ enum Medium {
 
 /// A record found in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct ScannedRecord {
     /// Its number.
     pub lsn: u64,
     /// Where it begins.
@@ -264,9 +264,9 @@ impl Log {
         env: &Arc<dyn Env>,
         spec: LogSpec,
         align: u64,
-        known: Known,
+        known: LogIdentity,
         start: u64,
-        closed: Option<Known>,
+        closed: Option<LogIdentity>,
     ) -> Result<(Log, Survival)> {
         assert!(align.is_power_of_two());
         assert!(spec.size.is_multiple_of(align) && spec.size.is_multiple_of(4096));
@@ -333,7 +333,7 @@ impl Log {
         Ok((log, survival))
     }
 
-    fn identity_of(env: &dyn Env, spec: &LogSpec, known: Known) -> [u64; IDENTITY_LEN] {
+    fn identity_of(env: &dyn Env, spec: &LogSpec, known: LogIdentity) -> [u64; IDENTITY_LEN] {
         let boot = u64_at(&env.boot_id(), 0);
         [
             CONTROL_MAGIC,
@@ -346,7 +346,13 @@ impl Log {
     }
 
     /// Whether `memory` is this log's, of this boot or (`any_boot`) of any boot.
-    fn is_of(env: &dyn Env, spec: &LogSpec, memory: &Memory, known: Known, any_boot: bool) -> bool {
+    fn is_of(
+        env: &dyn Env,
+        spec: &LogSpec,
+        memory: &Memory,
+        known: LogIdentity,
+        any_boot: bool,
+    ) -> bool {
         let identity = Self::identity_of(env, spec, known);
         identity.iter().enumerate().all(|(i, want)| {
             let found = control_word(memory, i * 8).load(Acquire);
@@ -376,7 +382,7 @@ impl Log {
     /// Stamps the memory as this log's, in this boot, with the nonce. Called only when the
     /// superblock durably has this nonce, and what the loss of the old memory meant. For a
     /// copy that was closed clean it is called before the superblock counts on the memory.
-    pub fn own(&self, known: Known) {
+    pub fn own(&self, known: LogIdentity) {
         let identity = Self::identity_of(&*self.env, &self.spec, known);
         if (0..identity.len()).all(|i| self.control(i * 8).load(Acquire) == identity[i]) {
             return;
@@ -384,7 +390,7 @@ impl Log {
         self.stamp(&identity, known);
     }
 
-    fn stamp(&self, identity: &[u64; IDENTITY_LEN], known: Known) {
+    fn stamp(&self, identity: &[u64; IDENTITY_LEN], known: LogIdentity) {
         if !Self::is_of(&*self.env, &self.spec, &self.memory, known, false) {
             for i in 0..LIVE_COUNT {
                 self.control(LIVE_AT + i * 8).store(0, Relaxed);
@@ -695,7 +701,7 @@ impl Log {
     /// before that were kept for a reader or, if the log was empty, are of an
     /// earlier lap; they are no longer needed. The caller makes the new start
     /// durable before anything is appended.
-    pub fn recover(&self, volume: u64, history: &History, checkpoint: u64) -> Vec<Found> {
+    pub fn recover(&self, volume: u64, history: &History, checkpoint: u64) -> Vec<ScannedRecord> {
         let mut out = Vec::new();
         if self.fresh {
             return out;
@@ -738,7 +744,7 @@ impl Log {
             last = h.lsn;
             pad_lsn = None;
             if h.lsn > checkpoint {
-                out.push(Found {
+                out.push(ScannedRecord {
                     lsn: h.lsn,
                     at,
                     next,

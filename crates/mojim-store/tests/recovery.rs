@@ -19,7 +19,7 @@ use mojim_env::{Env, Locker, Result};
 use mojim_format::{EpochStart, Op, OpKind, RecordWriter, View};
 use mojim_protocol::History;
 use mojim_store::area::spill_path;
-use mojim_store::log::{CONTROL_LEN, Known, Log, LogSpec};
+use mojim_store::log::{CONTROL_LEN, Log, LogIdentity, LogSpec};
 use mojim_store::reservations::Reservations;
 use mojim_store::store::{Store, StoreSpec};
 
@@ -106,7 +106,7 @@ fn append_to(
 #[test]
 fn leftovers_of_an_older_epoch_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
-    let known = Known {
+    let known = LogIdentity {
         incarnation: 5,
         nonce: 6,
         or: 0,

@@ -11,7 +11,7 @@ use mojim_config::MediumKind;
 use mojim_env::Env;
 use mojim_format::{Op, OpKind, RecordWriter};
 use mojim_protocol::History;
-use mojim_store::log::{Known, Log, LogSpec};
+use mojim_store::log::{Log, LogIdentity, LogSpec};
 use mojim_store::reservations::{Full, Reservations, Taken};
 
 const SIZE: u64 = 64 << 10;
@@ -27,7 +27,7 @@ fn open(dir: &Path) -> Log {
         ring: dir.join("ring"),
         size: SIZE,
     };
-    let known = Known {
+    let known = LogIdentity {
         incarnation: 5,
         nonce: 6,
         or: 0,

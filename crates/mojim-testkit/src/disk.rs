@@ -153,9 +153,9 @@ impl Disk {
     /// this gives. That comes before the end of processes that were started before, also
     /// where the test fails: one whose disk is held cannot be killed.
     #[must_use]
-    pub fn hold(&self, work: Work, name: &str) -> Held<'_> {
+    pub fn hold(&self, work: Work, name: &str) -> WorkPause<'_> {
         *self.state.hold.lock().unwrap() = Hold::Next((work, name.to_owned()));
-        Held(self)
+        WorkPause(self)
     }
 
     /// Whether it has come, and waits.
@@ -170,9 +170,9 @@ impl Disk {
 }
 
 /// Work that does not go on while this lives.
-pub struct Held<'a>(&'a Disk);
+pub struct WorkPause<'a>(&'a Disk);
 
-impl Drop for Held<'_> {
+impl Drop for WorkPause<'_> {
     fn drop(&mut self) {
         self.0.release();
     }

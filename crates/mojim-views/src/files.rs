@@ -13,14 +13,16 @@ use mojim_protocol::view::Register;
 use openraft::{EntryPayload, LeaderId};
 
 use crate::disk::{Disk, Kept, Saved};
-use crate::types::{Agreed, Change, Entry, LogId, Registers, SnapshotMeta, Swap, Vote, number};
+use crate::types::{
+    Agreed, Entry, LogId, RegisterCommand, Registers, SnapshotMeta, Swap, Vote, number,
+};
 
 /// An entry's id: term, leader, index.
 pub type Id = (u64, u64, u64);
 
 /// What a voter has promised, as it would act upon it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct VoterPromises {
     /// Term, candidate, whether it leads.
     pub vote: Option<(u64, u64, bool)>,
     /// The last entry that was dropped at the beginning.
@@ -68,10 +70,10 @@ impl Files {
     }
 
     /// What the voter may act upon.
-    pub fn held(&self) -> Result<Held> {
+    pub fn held(&self) -> Result<VoterPromises> {
         let entry = |e: &Entry| {
             let n = match &e.payload {
-                EntryPayload::Normal(Change::Swap(s)) => s.new.version,
+                EntryPayload::Normal(RegisterCommand::Swap(s)) => s.new.version,
                 _ => 0,
             };
             (numbers(e.log_id), n)
@@ -83,7 +85,7 @@ impl Files {
                 s.agreed.registers.get(VOLUME).map_or(0, |r| r.version),
             ))
         };
-        self.0.kept(|k: &Kept| Held {
+        self.0.kept(|k: &Kept| VoterPromises {
             vote: k
                 .vote
                 .map(|v| (v.leader_id.term, v.leader_id.node_id, v.committed)),
@@ -105,7 +107,7 @@ impl Files {
     pub fn append(&self, entries: &[(Id, u64)]) -> Result<()> {
         let entry = |(at, n): &(Id, u64)| Entry {
             log_id: id(*at),
-            payload: EntryPayload::Normal(Change::Swap(Swap {
+            payload: EntryPayload::Normal(RegisterCommand::Swap(Swap {
                 volume: VOLUME.into(),
                 new: register(*n),
             })),

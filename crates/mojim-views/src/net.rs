@@ -69,8 +69,8 @@ use tracing::{error, info};
 use crate::lock;
 use crate::store::Now;
 use crate::types::{
-    Change, Entry, Lives, LogId, Membership, Promised, SnapshotMeta, Swap, TypeConfig, Vote, Voter,
-    number,
+    Entry, Lives, LogId, Membership, Promised, RegisterCommand, SnapshotMeta, Swap, TypeConfig,
+    Vote, Voter, number,
 };
 
 /// Longest question that a daemon takes, in bytes: a request's body less its
@@ -619,7 +619,7 @@ impl Links {
             chunk: without("snapshot", hex_snapshot(snapshot)?) / 2,
         };
         let all = self.voters.values().map(|(n, _)| (n.clone(), u64::MAX));
-        let admit = Change::Admit(all.collect());
+        let admit = RegisterCommand::Admit(all.collect());
         let first = entry_len(&EntryPayload::Membership(voters))?
             .max(entry_len(&EntryPayload::Normal(admit))?);
         if first > room.entries || room.chunk < LEAST_CHUNK {
@@ -707,7 +707,7 @@ impl Room {
     /// Whether a swap fits, alone, into a question. A swap that does not must not enter
     /// the log: no entry behind it could be sent.
     pub fn check(&self, s: &Swap) -> Result<()> {
-        let len = entry_len(&EntryPayload::Normal(Change::Swap(s.clone())))?;
+        let len = entry_len(&EntryPayload::Normal(RegisterCommand::Swap(s.clone())))?;
         if len > self.entries {
             return Err(Error::Invalid(format!(
                 "a register of volume {:?} with names this long: {len} bytes in the log, {} at most",
@@ -1053,7 +1053,7 @@ mod tests {
         let lives = || {
             let all = ["0000", "0001"].map(|n| (n.to_owned(), 7));
             let mut lives = Lives::default();
-            lives.change(&Change::Admit(all.into()));
+            lives.change(&RegisterCommand::Admit(all.into()));
             Arc::new(Mutex::new(lives))
         };
         let call = |rpc: &str, life, knows| RaftCall {
@@ -1099,7 +1099,7 @@ mod tests {
         // that was given up, but it may lead: that entry need not be committed.
         let heard = |rpc: &str, life| b.check_lives(&call(rpc, Some(life), Some(7))).unwrap();
         assert_eq!([heard("append", 8), heard("vote", 8)], [None, None]);
-        lock(&b.lives).change(&Change::Retire {
+        lock(&b.lives).change(&RegisterCommand::Retire {
             voter: "0001".into(),
             incarnation: 7,
         });
@@ -1107,11 +1107,11 @@ mod tests {
         assert!(heard("vote", 7).unwrap()["unknown"].is_string());
         // Whose log is behind says nothing of this directory.
         for c in [
-            Change::Retire {
+            RegisterCommand::Retire {
                 voter: "0000".into(),
                 incarnation: 7,
             },
-            Change::Admit([("0000".to_owned(), 9)].into()),
+            RegisterCommand::Admit([("0000".to_owned(), 9)].into()),
         ] {
             lock(&b.lives).change(&c);
         }

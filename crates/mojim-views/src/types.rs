@@ -20,7 +20,7 @@ pub(crate) struct Swap {
 /// What an entry of the log changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Change {
+pub(crate) enum RegisterCommand {
     /// A volume's register.
     Swap(Swap),
     /// From now on the voters with these names are those with these directories, unless a
@@ -90,10 +90,10 @@ impl Lives {
     }
 
     /// As after an entry with this change. False if it changes nothing here.
-    pub fn change(&mut self, c: &Change) -> bool {
+    pub fn change(&mut self, c: &RegisterCommand) -> bool {
         match c {
-            Change::Swap(_) => false,
-            Change::Admit(all) => {
+            RegisterCommand::Swap(_) => false,
+            RegisterCommand::Admit(all) => {
                 let mut done = false;
                 for (voter, incarnation) in all {
                     let life = self.0.entry(voter.clone()).or_default();
@@ -104,7 +104,7 @@ impl Lives {
                 }
                 done
             }
-            Change::Retire { voter, incarnation } => match self.0.get_mut(voter) {
+            RegisterCommand::Retire { voter, incarnation } => match self.0.get_mut(voter) {
                 Some(life) if life.present == Some(*incarnation) => {
                     life.present = None;
                     life.retired.push(*incarnation);
@@ -151,7 +151,7 @@ pub(crate) struct Voter {
 openraft::declare_raft_types!(
     /// The answer to a change is whether it was done.
     pub(crate) TypeConfig:
-        D = Change,
+        D = RegisterCommand,
         R = bool,
         NodeId = u64,
         Node = Voter,
@@ -178,9 +178,9 @@ pub(crate) struct Agreed {
 
 impl Agreed {
     /// As after an entry with this change. False if it changes nothing.
-    pub fn change(&mut self, c: Change) -> bool {
+    pub fn change(&mut self, c: RegisterCommand) -> bool {
         match c {
-            Change::Swap(s) => swap(&mut self.registers, s),
+            RegisterCommand::Swap(s) => swap(&mut self.registers, s),
             c => self.lives.change(&c),
         }
     }
@@ -211,8 +211,8 @@ mod tests {
     #[test]
     fn a_name_stands_for_one_directory() {
         let mut lives = Lives::default();
-        let admit = |n: u64| Change::Admit([("w".to_owned(), n)].into());
-        let retire = |incarnation| Change::Retire {
+        let admit = |n: u64| RegisterCommand::Admit([("w".to_owned(), n)].into());
+        let retire = |incarnation| RegisterCommand::Retire {
             voter: "w".into(),
             incarnation,
         };

@@ -37,7 +37,9 @@ use crate::net::{
     unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
-use crate::types::{Change, Membership, Promised, Raft, Swap, TypeConfig, Vote, Voter, number};
+use crate::types::{
+    Membership, Promised, Raft, RegisterCommand, Swap, TypeConfig, Vote, Voter, number,
+};
 
 /// Threads that tasks run on. They never block.
 const WORKERS: usize = 2;
@@ -439,7 +441,7 @@ async fn admit_voters(
         if may_write(&links, &met, &refusing, all, enough) {
             let met = met.into_iter().map(|(n, s)| (n, s.incarnation)).collect();
             // If another leads by now, or too few answer, it is for a later look.
-            let _ = raft.client_write(Change::Admit(met)).await;
+            let _ = raft.client_write(RegisterCommand::Admit(met)).await;
         }
         tokio::time::sleep(heartbeat).await;
         if raft.metrics().borrow().running_state.is_err() {
@@ -700,10 +702,10 @@ impl Inner {
         if self.links.is_founding() {
             return Ok(Here::Elsewhere(FOUNDING.into()));
         }
-        self.write(Change::Swap(s)).await.map(Here::Done)
+        self.write(RegisterCommand::Swap(s)).await.map(Here::Done)
     }
 
-    async fn write(&self, c: Change) -> Result<bool> {
+    async fn write(&self, c: RegisterCommand) -> Result<bool> {
         match self.raft.client_write(c).await {
             Ok(r) => Ok(r.data),
             Err(RaftError::APIError(_)) => Err(fate_unknown("this voter leads no more")),
@@ -731,7 +733,7 @@ impl Inner {
             return Ok(Here::Done(Retired::Votes));
         }
         let voter = voter.to_owned();
-        let retire = Change::Retire { voter, incarnation };
+        let retire = RegisterCommand::Retire { voter, incarnation };
         Ok(Here::Done(match self.write(retire).await? {
             true => Retired::Now,
             false => Retired::Waits,

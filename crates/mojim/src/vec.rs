@@ -126,7 +126,7 @@ unsafe impl<T: Persistent> Stored for PVec<T> {
 }
 
 /// A vector that a transaction is about to change.
-struct Place<T: Persistent> {
+struct VecParts<T: Persistent> {
     vec: *mut PVec<T>,
     values: *mut T,
     len: usize,
@@ -134,7 +134,7 @@ struct Place<T: Persistent> {
     block: Option<Block>,
 }
 
-impl<T: Persistent> Place<T> {
+impl<T: Persistent> VecParts<T> {
     /// How many values there is room for.
     fn room(&self) -> usize {
         let usable = self.block.map_or(0, |b| b.usable - HEAD);
@@ -175,11 +175,11 @@ impl Heap {
 }
 
 impl Tx<'_> {
-    fn place<T: Persistent>(&self, ptr: Ptr<PVec<T>>) -> Result<Place<T>> {
+    fn place<T: Persistent>(&self, ptr: Ptr<PVec<T>>) -> Result<VecParts<T>> {
         let (_, vec) = follow(self.heap(), ptr)?;
         // SAFETY: a vector (its tag), which does not change meanwhile.
         let (values, block) = unsafe { PVec::target(self.heap(), vec)? };
-        Ok(Place {
+        Ok(VecParts {
             vec,
             values: values.cast(),
             len: values.len(),
@@ -188,7 +188,7 @@ impl Tx<'_> {
     }
 
     /// Notes values from `from` on, and their number.
-    fn note_from<T: Persistent>(&self, p: &Place<T>, from: usize, to: usize) -> Result<()> {
+    fn note_from<T: Persistent>(&self, p: &VecParts<T>, from: usize, to: usize) -> Result<()> {
         self.note(p.count(), 1)?;
         self.note(p.at(from), to - from)
     }
@@ -259,7 +259,7 @@ impl Tx<'_> {
     }
 
     /// The values in a new block, with room for one more at least. That one is noted.
-    fn grow<T: Persistent>(&mut self, vec: Ptr<PVec<T>>, p: Place<T>) -> Result<Place<T>> {
+    fn grow<T: Persistent>(&mut self, vec: Ptr<PVec<T>>, p: VecParts<T>) -> Result<VecParts<T>> {
         let least = 64usize.checked_div(size_of::<T>()).unwrap_or(1);
         let room = (p.len + 1).max(p.len.saturating_mul(2)).max(least);
         self.note(p.vec, 1)?;

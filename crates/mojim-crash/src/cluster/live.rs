@@ -18,7 +18,7 @@ use super::setup::{DATA, NODES, Places, Setup};
 use crate::device::{Device, Event};
 use crate::journal::{Journal, Told};
 use crate::machine::Fault;
-use crate::subject::Place;
+use crate::subject::SubjectPaths;
 use crate::sys::{Lab, Loop, Mounted, make_file_system};
 use crate::{Result, WRITE_BACK_EVERY, write_back};
 
@@ -250,7 +250,7 @@ impl Stage {
 fn write_back_until(over: &AtomicBool, disks: &[PathBuf]) -> std::io::Result<()> {
     while !over.load(Relaxed) {
         for dir in disks {
-            write_back(&Place {
+            write_back(&SubjectPaths {
                 dir: dir.clone(),
                 ring: PathBuf::new(),
                 medium: String::new(),

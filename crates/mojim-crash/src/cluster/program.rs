@@ -10,7 +10,7 @@
 
 use mojim_sim::Rng;
 
-use crate::workload::{Change, PAGE};
+use crate::workload::{PAGE, Patch};
 
 /// Size of a thread's part, in bytes.
 pub const PART: usize = 24 * PAGE;
@@ -75,7 +75,7 @@ impl Slip {
 }
 
 /// What step `step`, counted from 1, of a thread changes besides its word.
-pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Change> {
+pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Patch> {
     let mut rng = Rng::new(seed.rotate_left(24) ^ (thread as u64) << 48 ^ step);
     let mut sizes = Vec::new();
     if rng.below(48) == 0 {
@@ -95,7 +95,7 @@ pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Change> {
         let mut bytes = vec![0; n];
         rng.fill(&mut bytes);
         let at = WORD + rng.below((PART - WORD - n) as u64) as usize;
-        Change { at, bytes }
+        Patch { at, bytes }
     };
     sizes.into_iter().map(of).collect()
 }

@@ -12,11 +12,11 @@ use mojim_tx as tx;
 use super::layout::{NAMED, OTHER, PREFIX, SLOTS, TABLE, cells, name, options, other_size};
 use crate::Result;
 use crate::shipped::{FILE, attach};
-use crate::subject::Place;
+use crate::subject::SubjectPaths;
 use crate::workload::region_len;
 
 /// Recovers the heap after a crash, and returns the region.
-pub fn recover(place: &Place, seed: u64) -> Result<Vec<u8>> {
+pub fn recover(place: &SubjectPaths, seed: u64) -> Result<Vec<u8>> {
     let volume = attach(place, seed, None, true)?;
     let found = region(&volume, seed);
     if tx::is_open() {

@@ -14,8 +14,8 @@ use super::layout::{
 };
 use crate::Result;
 use crate::shipped::{FILE, attach};
-use crate::subject::{Place, Slip, Subject};
-use crate::workload::Change;
+use crate::subject::{Slip, Subject, SubjectPaths};
+use crate::workload::Patch;
 
 /// A heap whose file begins small: less is copied for each state than of a heap as it is made elsewhere.
 fn make_small(volume: &Volume, seed: u64) -> Result<()> {
@@ -67,7 +67,7 @@ pub struct Persistent {
 
 impl Persistent {
     /// Attaches to the volume and opens its heap, or makes it.
-    pub fn open(place: &Place, seed: u64, slip: Option<Slip>) -> Result<Persistent> {
+    pub fn open(place: &SubjectPaths, seed: u64, slip: Option<Slip>) -> Result<Persistent> {
         let volume = attach(place, seed, None, false)?;
         let cells = cells(seed);
         let opened = Persistent::open_heap(&volume, seed, cells.len());
@@ -289,7 +289,7 @@ impl Persistent {
     }
 
     /// The cells that changes touch, and what is in them then.
-    fn changed(&self, changes: &[Change]) -> Vec<(usize, Vec<u8>)> {
+    fn changed(&self, changes: &[Patch]) -> Vec<(usize, Vec<u8>)> {
         let mut all: Vec<(usize, Vec<u8>)> = Vec::new();
         for c in changes {
             let end = c.at + c.bytes.len();
@@ -366,7 +366,7 @@ fn others(heap: Heap, at: usize, times: u64, committed: &AtomicU64) -> Result<()
 }
 
 impl Subject for Persistent {
-    fn commit(&mut self, changes: &[Change]) -> Result<()> {
+    fn commit(&mut self, changes: &[Patch]) -> Result<()> {
         self.turn += 1;
         let changed = self.changed(changes);
         let times = match self.turn.is_multiple_of(2) {

@@ -13,7 +13,7 @@ use super::boot::{self, mount, read_line, say};
 use super::medium::Medium;
 use super::order::{AHEAD, Order};
 use super::pressed;
-use crate::subject::Place;
+use crate::subject::SubjectPaths;
 use crate::workload::{self, Model};
 use crate::{Result, subjects};
 
@@ -54,7 +54,7 @@ fn obey(order: &Order, line: &mut File) -> Result<()> {
     mount(device, Path::new("/mnt"), "ext4", 0, options)?;
     say(line, "mounted")?;
     std::fs::create_dir_all("/mnt/d")?;
-    let place = |ring: &str| Place {
+    let place = |ring: &str| SubjectPaths {
         dir: "/mnt/d".into(),
         ring: Path::new("/dev/shm").join(ring),
         medium: order.medium.log().into(),

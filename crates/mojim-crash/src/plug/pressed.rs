@@ -20,7 +20,7 @@ use super::order::Order;
 use super::pages::{End, Model, Step, WORDS, judge, step, store, stored};
 use crate::Result;
 use crate::machine::{Fault, Machine};
-use crate::subject::{Kind, Place};
+use crate::subject::{Kind, SubjectPaths};
 use crate::workload::PAGE;
 
 /// On the kernel's command line of such a machine.
@@ -144,7 +144,7 @@ enum Program {
 
 impl Program {
     fn open(kind: Kind, ring: &str, seed: u64) -> Result<Program> {
-        let place = Place {
+        let place = SubjectPaths {
             dir: "/mnt/d".into(),
             ring: Path::new("/dev/shm").join(ring),
             medium: "disk".into(),
@@ -157,7 +157,7 @@ impl Program {
         }
     }
 
-    fn open_volume(place: &Place, seed: u64, fault: Option<Fault>) -> Result<Program> {
+    fn open_volume(place: &SubjectPaths, seed: u64, fault: Option<Fault>) -> Result<Program> {
         let shared = !is_bounded(seed);
         let bound = match shared {
             true => String::new(),
@@ -193,7 +193,7 @@ impl Program {
         Ok(Program::Mojim { volume, region })
     }
 
-    fn map_file(place: &Place) -> Result<Program> {
+    fn map_file(place: &SubjectPaths) -> Result<Program> {
         let file = File::options()
             .read(true)
             .write(true)

@@ -13,7 +13,7 @@
 //!   has changed since the question was asked, the answer is used only if it leads
 //!   on from the present state.
 //! - No thread holds the lock while the node is asked, and neither of the two threads
-//!   touches a region. A thread that holds the lock ([`Held`]), or is in `map`,
+//!   touches a region. A thread that holds the lock ([`LockedView`]), or is in `map`,
 //!   `size`, `read` or `unmap`, runs no signal handler of the program: the handler
 //!   might touch a region, and the thread that answers its fault needs the lock, and
 //!   allocates as these calls do.
@@ -34,7 +34,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use self::source::{ATTACH, Answer, Link, PAUSE, Source, Which, is_final};
-use self::view::{Mark, PAGE, Place, View};
+use self::view::{MapRequest, Mark, PAGE, View};
 use mojim_config::Config;
 use mojim_env::event::Event;
 use mojim_env::threads::{SignalsWait, block_signals};
@@ -107,20 +107,20 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The view, locked. The thread's signals are blocked meanwhile.
-struct Held<'a> {
+struct LockedView<'a> {
     // Dropped in this order.
     view: MutexGuard<'a, View>,
     _signals: SignalsWait,
 }
 
-impl Deref for Held<'_> {
+impl Deref for LockedView<'_> {
     type Target = View;
     fn deref(&self) -> &View {
         &self.view
     }
 }
 
-impl DerefMut for Held<'_> {
+impl DerefMut for LockedView<'_> {
     fn deref_mut(&mut self) -> &mut View {
         &mut self.view
     }
@@ -323,7 +323,7 @@ impl Reader {
                 _ => format!("{len} bytes are too many"),
             });
         }
-        let place = Place {
+        let place = MapRequest {
             len,
             offset: flags.offset,
             fixed_at: flags.fixed_at,
@@ -420,9 +420,9 @@ impl Inner {
         ))
     }
 
-    fn hold(&self) -> Held<'_> {
+    fn hold(&self) -> LockedView<'_> {
         let signals = SignalsWait::begin();
-        Held {
+        LockedView {
             view: lock(&self.view),
             _signals: signals,
         }
@@ -447,7 +447,7 @@ impl Inner {
 
     /// Asks until the node answers or `patience` ends. The view is returned locked,
     /// and is as of the answer.
-    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, Held<'_>)> {
+    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, LockedView<'_>)> {
         self.look_at(which, 0, 0, patience)
     }
 
@@ -457,7 +457,7 @@ impl Inner {
         offset: u64,
         pages: u64,
         patience: Duration,
-    ) -> Result<(Answer, Held<'_>)> {
+    ) -> Result<(Answer, LockedView<'_>)> {
         let mut link = Link::new(&self.source);
         let end = self.source.now() + patience;
         loop {
@@ -484,7 +484,7 @@ impl Inner {
         which: Which<'_>,
         offset: u64,
         pages: u64,
-    ) -> Result<(Answer, Option<Held<'_>>)> {
+    ) -> Result<(Answer, Option<LockedView<'_>>)> {
         let asked = self.hold().mark();
         let answer = link.ask(asked, wait, which, offset, pages)?;
         let mut view = self.hold();

@@ -164,7 +164,7 @@ pub fn for_each_op<'a>(
 }
 
 /// One change to one file.
-enum Change<'a> {
+enum FileChange<'a> {
     Write(u32, u64, &'a [u8]),
     Resize(u32, u64),
     Gone(u32),
@@ -173,7 +173,7 @@ enum Change<'a> {
 
 /// Where a region goes.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct MapRequest {
     /// Bytes, as the caller asked.
     pub len: usize,
     /// Where in the file, a multiple of the page size.
@@ -234,7 +234,7 @@ impl View {
 
     /// Maps a part of a file, which is `known` as of the view's LSN. Returns the
     /// address.
-    pub fn map(&mut self, file: u32, known: File, place: Place) -> Result<usize> {
+    pub fn map(&mut self, file: u32, known: File, place: MapRequest) -> Result<usize> {
         let what = || format!("mapping {} bytes", place.len);
         let system = std::io::Error::from;
         let pages = place.len.div_ceil(PAGE);
@@ -416,7 +416,7 @@ impl View {
     /// For tests: shows changes page by page that must become visible at once.
     fn change_one_by_one(
         &mut self,
-        changes: &[Change<'_>],
+        changes: &[FileChange<'_>],
         touched: &[BTreeSet<usize>],
     ) -> Result<()> {
         for (i, pages) in touched.iter().enumerate() {
@@ -424,7 +424,7 @@ impl View {
                 let r = &self.regions[i];
                 r.take_out(page..page + 1)?;
                 for c in changes {
-                    if let Change::Write(file, at, bytes) = c
+                    if let FileChange::Write(file, at, bytes) = c
                         && *file == r.file
                         && r.resident.contains(&page)
                     {
@@ -446,7 +446,7 @@ impl View {
     }
 
     /// What the records above the view's LSN change.
-    fn changes<'a>(&self, records: &'a [u8]) -> Result<Vec<Change<'a>>> {
+    fn changes<'a>(&self, records: &'a [u8]) -> Result<Vec<FileChange<'a>>> {
         let mut out = Vec::new();
         // Renaming a file over another one removes the other.
         let mut names: BTreeMap<u32, String> = self
@@ -455,20 +455,20 @@ impl View {
             .map(|(id, f)| (*id, f.name.clone()))
             .collect();
         for_each_op(self.mark, records, |op, payload| match op.kind {
-            OpKind::Write => out.push(Change::Write(op.file, op.offset, payload)),
-            OpKind::Resize => out.push(Change::Resize(op.file, op.offset)),
-            OpKind::Remove => out.push(Change::Gone(op.file)),
+            OpKind::Write => out.push(FileChange::Write(op.file, op.offset, payload)),
+            OpKind::Resize => out.push(FileChange::Resize(op.file, op.offset)),
+            OpKind::Remove => out.push(FileChange::Gone(op.file)),
             OpKind::Rename => {
                 let name = String::from_utf8_lossy(payload).into_owned();
                 let over = names.iter().find(|(id, n)| **id != op.file && **n == name);
                 if let Some(id) = over.map(|(id, _)| *id) {
                     names.remove(&id);
-                    out.push(Change::Gone(id));
+                    out.push(FileChange::Gone(id));
                 }
                 if let Some(n) = names.get_mut(&op.file) {
                     n.clone_from(&name);
                 }
-                out.push(Change::Name(op.file, name));
+                out.push(FileChange::Name(op.file, name));
             }
             // No region shows a new file yet.
             OpKind::Create | OpKind::Spill => {}
@@ -477,19 +477,19 @@ impl View {
     }
 
     /// The pages of each region that must not be visible while they are changed.
-    fn touched(&self, changes: &[Change<'_>]) -> Vec<BTreeSet<usize>> {
+    fn touched(&self, changes: &[FileChange<'_>]) -> Vec<BTreeSet<usize>> {
         let mut out = vec![BTreeSet::new(); self.regions.len()];
         let mut sizes: BTreeMap<u32, u64> = BTreeMap::new();
         for c in changes {
             let (file, range) = match c {
-                Change::Write(file, at, bytes) => (*file, *at..at + bytes.len() as u64),
-                Change::Resize(file, size) => {
+                FileChange::Write(file, at, bytes) => (*file, *at..at + bytes.len() as u64),
+                FileChange::Resize(file, size) => {
                     let known = self.files.get(file).map_or(0, |f| f.size);
                     let old = sizes.insert(*file, *size).unwrap_or(known);
                     (*file, old.min(*size)..u64::MAX)
                 }
-                Change::Gone(file) => (*file, 0..u64::MAX),
-                Change::Name(..) => continue,
+                FileChange::Gone(file) => (*file, 0..u64::MAX),
+                FileChange::Name(..) => continue,
             };
             for (r, out) in self.regions.iter().zip(&mut out) {
                 if r.file == file {
@@ -502,9 +502,9 @@ impl View {
         out
     }
 
-    fn change(&mut self, c: Change<'_>) -> Result<()> {
+    fn change(&mut self, c: FileChange<'_>) -> Result<()> {
         match c {
-            Change::Write(file, at, bytes) => {
+            FileChange::Write(file, at, bytes) => {
                 let Some(f) = self.files.get(&file) else {
                     return Ok(());
                 };
@@ -522,14 +522,14 @@ impl View {
                     }
                 }
             }
-            Change::Resize(file, size) => self.resize(file, size)?,
-            Change::Gone(file) => {
+            FileChange::Resize(file, size) => self.resize(file, size)?,
+            FileChange::Gone(file) => {
                 self.resize(file, 0)?;
                 if let Some(f) = self.files.get_mut(&file) {
                     f.name.clear();
                 }
             }
-            Change::Name(file, name) => {
+            FileChange::Name(file, name) => {
                 if let Some(f) = self.files.get_mut(&file) {
                     f.name = name;
                 }

@@ -24,8 +24,8 @@ use mojim_replica::layout;
 use mojim_replica::primary::Primary;
 use mojim_store::store::AT_ONCE;
 
+use super::attach_target::AttachTarget;
 use super::memory::Memory;
-use super::place::Place;
 
 /// The volumes of this process: for `finish_all` and for forks.
 pub(super) static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
@@ -111,12 +111,12 @@ pub struct Volume(pub(super) Arc<Inner>);
 impl Inner {
     /// A volume whose primary has begun its epoch.
     pub(super) fn new(
-        place: Place,
+        place: AttachTarget,
         primary: Arc<Primary>,
         holders: Arc<Holders>,
         watch: Watch,
     ) -> Inner {
-        let Place {
+        let AttachTarget {
             config,
             volume,
             node,

@@ -16,7 +16,7 @@ use crate::last;
 use crate::share::guest;
 use mojim_config::Rounding;
 use mojim_env::{Context, Error, Result, reserve};
-use mojim_memory::committed::{Held, Images};
+use mojim_memory::committed::{Images, ImagesGuard};
 use mojim_memory::fork::check_fork;
 use mojim_memory::quiescence::User;
 use mojim_memory::region::Region;
@@ -247,7 +247,7 @@ fn commit(ranges: &[Range<usize>], buffers: &mut Buffers) -> Result<u64, Failure
 }
 
 /// What a sync point holds while it gets its LSN, where another one compares, or it spills.
-type Turns<'a> = (Vec<MutexGuard<'a, Images>>, Vec<Held<'a>>);
+type Turns<'a> = (Vec<MutexGuard<'a, Images>>, Vec<ImagesGuard<'a>>);
 
 fn turns<'a>(volume: &Inner, windows: &'a [Arc<Mapped>], pieces: &[Piece<'_>]) -> Turns<'a> {
     let (mut turns, mut held) = (Vec::new(), Vec::new());

@@ -26,7 +26,7 @@ use crate::last;
 use crate::share::guest;
 use mojim_config::Rounding;
 use mojim_env::{Context, Error, Result, reserve};
-use mojim_memory::committed::{Held, Images};
+use mojim_memory::committed::{Images, ImagesGuard};
 use mojim_memory::fork::{check_fork, is_forked, refused};
 use mojim_memory::quiescence::User;
 use mojim_memory::region::{EXACT_MAX, Region};
@@ -429,7 +429,7 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
 }
 
 /// A region that is held, with the index of its first part.
-type Compared<'a> = (usize, &'a Region, Held<'a>);
+type Compared<'a> = (usize, &'a Region, ImagesGuard<'a>);
 
 /// A sync point of one volume while it is being made.
 struct SyncPoint<'a> {
@@ -550,7 +550,7 @@ impl<'a> SyncPoint<'a> {
     }
 
     /// The turns at its regions, if it holds none of them yet.
-    fn turns(&self) -> (Vec<MutexGuard<'a, Images>>, Vec<Held<'a>>) {
+    fn turns(&self) -> (Vec<MutexGuard<'a, Images>>, Vec<ImagesGuard<'a>>) {
         let (mut turns, mut held) = (Vec::new(), Vec::new());
         if self.compared.is_empty() {
             let regions = || in_order(self.parts).map(|i| &*self.parts[i].region);

@@ -43,13 +43,13 @@ use super::process::Process;
 use super::tracker::{GivesBack, Tracker, check_range};
 use super::uffd::{self, unite};
 use ages::Ages;
-use held::Held;
 use levels::TwoLevel;
+use release_queue::ReleaseQueue;
 
 mod ages;
-mod held;
 mod levels;
 mod release;
+mod release_queue;
 
 /// Bytes of a chunk: smaller ones save little (the signal remains), larger ones cost more, since
 /// protecting goes page by page.
@@ -115,7 +115,7 @@ pub(super) unsafe fn of_chunks(
         len,
         process,
         ages: Mutex::new(Ages::new(len.div_ceil(chunk))),
-        held: meter.map(|m| Held::new(len.div_ceil(chunk), m.clone())),
+        held: meter.map(|m| ReleaseQueue::new(len.div_ceil(chunk), m.clone())),
     }))
 }
 

@@ -242,7 +242,7 @@ pub(super) unsafe fn of_pages(base: usize, len: usize) -> io::Result<Uffd> {
 
 /// What the page tables say of pages that are next to each other.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct PageFlags {
     /// Changed, in memory: the mapping has copies of its own.
     pub copied: bool,
     /// Stored to since they were last collected.
@@ -315,7 +315,7 @@ impl Uffd {
     pub(super) fn look(
         &self,
         range: &Range<usize>,
-        each: impl FnMut(Range<usize>, Found),
+        each: impl FnMut(Range<usize>, PageFlags),
     ) -> io::Result<()> {
         look(self.pagemap, self.base, range, PM_SCAN_CHECK_WPASYNC, each)
     }
@@ -363,7 +363,7 @@ pub(super) fn look(
     base: usize,
     range: &Range<usize>,
     flags: u64,
-    mut each: impl FnMut(Range<usize>, Found),
+    mut each: impl FnMut(Range<usize>, PageFlags),
 ) -> io::Result<()> {
     let stop = (base + range.end) as u64;
     let mut at = (base + range.start) as u64;
@@ -395,7 +395,7 @@ pub(super) fn look(
         for region in &regions[..found] {
             // SAFETY: the kernel filled the first `found` entries.
             let region = unsafe { region.assume_init_ref() };
-            let found = Found {
+            let found = PageFlags {
                 copied: region.categories & PAGE_IS_PRESENT != 0,
                 written: region.categories & PAGE_IS_WRITTEN != 0,
             };

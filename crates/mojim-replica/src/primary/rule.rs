@@ -15,7 +15,7 @@
 //! So what holds an acknowledged sync point depends on the rule of that moment. `abandon_link` in
 //! `session.rs` also changes it. *Held* and *leased* stand beside the rule, only with `fallback =
 //! "automatic"`. The primary then commits nothing once `failure_limit` has passed since it asked
-//! for the last change that the register made. `Change::Look` is such a change. It is asked for at
+//! for the last change that the register made. `ViewChange::Look` is such a change. It is asked for at
 //! every quarter of that time.
 
 use std::sync::MutexGuard;

@@ -25,7 +25,7 @@ const FREE: u64 = u64::MAX;
 
 /// Where one thread sleeps. Its neighbour is written by another one.
 #[repr(align(64))]
-struct Place {
+struct WaitSlot {
     /// What it waits for, or [`FREE`].
     lsn: AtomicU64,
     /// The lane of its sync point.
@@ -34,7 +34,7 @@ struct Place {
     turn: AtomicU32,
 }
 
-impl Place {
+impl WaitSlot {
     /// Wakes its thread, unless another one has.
     fn wake(&self) {
         let turn = self.turn.load(SeqCst);
@@ -57,13 +57,13 @@ impl Place {
 /// All sleepers of a volume.
 pub(super) struct Waiters {
     asleep: Alone<AtomicU32>,
-    places: Box<[Place]>,
+    places: Box<[WaitSlot]>,
     crowd: Event,
 }
 
 impl Default for Waiters {
     fn default() -> Waiters {
-        let place = |_| Place {
+        let place = |_| WaitSlot {
             lsn: AtomicU64::new(FREE),
             lane: AtomicUsize::new(0),
             turn: AtomicU32::new(0),
@@ -115,7 +115,7 @@ impl Waiters {
     }
 
     /// A place for a thread that waits for `lsn`, if one is free.
-    fn take(&self, lsn: u64) -> Option<&Place> {
+    fn take(&self, lsn: u64) -> Option<&WaitSlot> {
         let own = thread_number();
         (0..PLACES)
             .map(|i| &self.places[(own + i) % PLACES])
@@ -128,7 +128,7 @@ impl Waiters {
     /// How often a thread has fallen asleep in a place of its own.
     #[cfg(test)]
     pub(super) fn naps(&self) -> u32 {
-        let naps = |p: &Place| p.turn.load(SeqCst).div_ceil(2);
+        let naps = |p: &WaitSlot| p.turn.load(SeqCst).div_ceil(2);
         self.places.iter().map(naps).sum()
     }
 
@@ -159,8 +159,8 @@ impl Waiters {
     /// there is none, the lowest of any lane, which may hang on that one.
     #[cold]
     pub(super) fn wake_first(&self, lane: usize, committed: u64) {
-        let waits = |p: &&Place| p.is_asleep() && p.lsn.load(SeqCst) > committed;
-        let order = |p: &&Place| (p.lane.load(SeqCst) != lane, p.lsn.load(SeqCst));
+        let waits = |p: &&WaitSlot| p.is_asleep() && p.lsn.load(SeqCst) > committed;
+        let order = |p: &&WaitSlot| (p.lane.load(SeqCst) != lane, p.lsn.load(SeqCst));
         match self.places.iter().filter(waits).min_by_key(order) {
             Some(place) => place.wake(),
             None => self.crowd.notify(),

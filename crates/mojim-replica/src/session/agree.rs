@@ -129,7 +129,7 @@ impl Session {
         w: &Welcome,
     ) -> Result<()> {
         if self.policy.attach {
-            let known = Known {
+            let known = KnownAcknowledged {
                 primary: self.policy.primary.store.known_acknowledged(),
                 mirror: w.known,
                 ring_lost: self.misses_ring(),

@@ -79,7 +79,7 @@ impl Session {
         views.raise_for_backup = false;
         let known = views.client.register.epoch.max(store.superblock().promised);
         let epoch = store.next_epoch(known.max(self.policy.epoch));
-        self.ask(Change::Raise(epoch));
+        self.ask(ViewChange::Raise(epoch));
         true
     }
 
@@ -192,10 +192,11 @@ impl Session {
         }
     }
 
-    pub(super) fn ask(&mut self, change: Change) {
+    pub(super) fn ask(&mut self, change: ViewChange) {
         let views = self.policy.views.as_mut().expect("the caller has one");
         views.asked_on = self.number;
-        views.raise_for_backup &= matches!(change, Change::Raise(_)) && views.successor.is_none();
+        views.raise_for_backup &=
+            matches!(change, ViewChange::Raise(_)) && views.successor.is_none();
         views.client.ask(&self.policy.primary.store, change);
     }
 
@@ -212,7 +213,7 @@ impl Session {
         // Only an epoch that was asked for names another mirror.
         let successor = views
             .successor
-            .take_if(|_| matches!(change, Change::Alone | Change::Raise(_)));
+            .take_if(|_| matches!(change, ViewChange::Alone | ViewChange::Raise(_)));
         let p = self.policy.primary.clone();
         let Outcome {
             swapped, result, ..
@@ -226,7 +227,7 @@ impl Session {
             return Err(e.clone());
         }
         match (change, result) {
-            (Change::Attach { .. }, result) => {
+            (ViewChange::Attach { .. }, result) => {
                 let Phase::Claiming { resume, keep } = self.phase else {
                     // The link that this was asked for is gone.
                     self.skip_epochs();
@@ -236,11 +237,11 @@ impl Session {
                 self.policy.adopted_lsn = p.begin(self.policy.epoch, self.view())?;
                 self.send_terms(resume, keep);
             }
-            (Change::Alone, Ok(())) => self.left_alone()?,
-            (Change::Admit(_), Ok(())) if same_link && self.is_active() => self.admitted()?,
+            (ViewChange::Alone, Ok(())) => self.left_alone()?,
+            (ViewChange::Admit(_), Ok(())) if same_link && self.is_active() => self.admitted()?,
             // The node that was admitted is in the view, and has to be linked again.
-            (Change::Admit(_), Ok(())) => {}
-            (Change::Admit(_), Err(e)) => {
+            (ViewChange::Admit(_), Ok(())) => {}
+            (ViewChange::Admit(_), Err(e)) => {
                 let doubt = swapped && !p.store.mutations.admit_in_doubt.is_on();
                 if !doubt && was_alone {
                     self.policy.alone = true;
@@ -251,7 +252,7 @@ impl Session {
                 }
                 self.last_error = Some(e.to_string());
             }
-            (Change::Raise(epoch), Ok(())) => {
+            (ViewChange::Raise(epoch), Ok(())) => {
                 if !matches!(self.phase, Phase::Idle(_)) {
                     // The link is of the epoch before.
                     self.abandon_link("another epoch begins");
@@ -262,9 +263,9 @@ impl Session {
                     self.turn_to(peer);
                 }
             }
-            (Change::Look, Ok(())) => {}
-            (Change::Look, Err(e)) => self.last_error = Some(e.to_string()),
-            (Change::Alone | Change::Raise(_), Err(e)) => {
+            (ViewChange::Look, Ok(())) => {}
+            (ViewChange::Look, Err(e)) => self.last_error = Some(e.to_string()),
+            (ViewChange::Alone | ViewChange::Raise(_), Err(e)) => {
                 self.last_error = Some(e.to_string());
             }
         }
@@ -317,7 +318,7 @@ impl Session {
             false => self.policy.primary.hold(),
         }
         if look {
-            self.ask(Change::Look);
+            self.ask(ViewChange::Look);
         }
     }
 
@@ -353,7 +354,7 @@ impl Session {
         {
             return self.left_alone();
         }
-        self.ask(Change::Alone);
+        self.ask(ViewChange::Alone);
         Ok(())
     }
 
@@ -386,7 +387,7 @@ impl Session {
         if views.client.may_try(p.store.env().now()) {
             let epoch = p.store.next_epoch(promised.max(self.policy.epoch));
             views.raise_for_backup = false;
-            self.ask(Change::Raise(epoch));
+            self.ask(ViewChange::Raise(epoch));
         }
         Error::Protocol(e.to_string())
     }
@@ -423,7 +424,7 @@ impl Session {
             .max(self.policy.epoch);
         let epoch = store.next_epoch(known);
         views.raise_for_backup = true;
-        self.ask(Change::Raise(epoch));
+        self.ask(ViewChange::Raise(epoch));
     }
 
     /// The mirror on the link is a member of the view.
@@ -467,7 +468,7 @@ impl Session {
                     // acknowledged without it, also if the answer is lost and
                     // then the link, until the register says otherwise.
                     views.was_alone = std::mem::take(&mut self.policy.alone);
-                    self.ask(Change::Admit(peer));
+                    self.ask(ViewChange::Admit(peer));
                 }
             }
         }

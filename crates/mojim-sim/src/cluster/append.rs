@@ -9,7 +9,7 @@ use mojim_store::log::Log;
 
 use super::node::{Pending, Role, is_plain};
 use super::state::{Checked, Cluster};
-use crate::model::{Change, Files};
+use crate::model::{Files, ModelOp};
 use crate::rng::Rng;
 
 impl Cluster {
@@ -31,7 +31,7 @@ impl Cluster {
         if spilling && !is_plain(&changes) {
             return Ok(());
         }
-        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        let pieces: Vec<_> = changes.iter().map(ModelOp::piece).collect();
         let before = p.last();
         let heads = || p.store.logs().iter().map(Log::head).collect::<Vec<_>>();
         let from = heads();
@@ -72,7 +72,7 @@ impl Cluster {
         self.observe(n)
     }
 
-    fn changes(&mut self, files: &Files) -> Vec<Change> {
+    fn changes(&mut self, files: &Files) -> Vec<ModelOp> {
         let rng = &mut self.rng;
         let mut out = Vec::new();
         let roll = rng.below(100);
@@ -95,10 +95,10 @@ impl Cluster {
             if files.values().all(|f| f.name != name) {
                 self.names += 1;
                 let file = (self.names as u32).wrapping_mul(0x9e37_79b1);
-                out.push(Change::Create { file, name });
+                out.push(ModelOp::Create { file, name });
                 if rng.coin() {
                     let size = size(rng);
-                    out.push(Change::Resize { file, size });
+                    out.push(ModelOp::Resize { file, size });
                     if size > 0 && rng.coin() {
                         out.push(write(rng, file, size));
                     }
@@ -116,16 +116,16 @@ impl Cluster {
                 if size > 0 && rng.coin() && !files[&file].data.is_empty() {
                     out.push(write(rng, file, files[&file].data.len() as u64));
                 }
-                out.push(Change::Resize { file, size });
+                out.push(ModelOp::Resize { file, size });
                 if size > 0 && rng.coin() {
                     out.push(write(rng, file, size));
                 }
             }
-            11 | 12 => out.push(Change::Remove { file }),
+            11 | 12 => out.push(ModelOp::Remove { file }),
             13..=15 => {
                 let name = name(rng);
                 if files[&file].name != name {
-                    out.push(Change::Rename { file, name });
+                    out.push(ModelOp::Rename { file, name });
                 }
             }
             _ => {
@@ -142,7 +142,7 @@ impl Cluster {
     }
 }
 
-fn write(rng: &mut Rng, file: u32, size: u64) -> Change {
+fn write(rng: &mut Rng, file: u32, size: u64) -> ModelOp {
     let most = match rng.below(40) {
         0 => 20_000,
         1..=6 => 3000,
@@ -153,7 +153,7 @@ fn write(rng: &mut Rng, file: u32, size: u64) -> Change {
     let offset = rng.between(0, size - len);
     let mut bytes = vec![0; len as usize];
     rng.fill(&mut bytes);
-    Change::Write {
+    ModelOp::Write {
         file,
         offset,
         bytes,

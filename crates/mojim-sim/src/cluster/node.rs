@@ -23,7 +23,7 @@ use mojim_replica::pace::Pacer;
 use mojim_replica::primary::{Primary, Spilling};
 use mojim_replica::session::Session;
 
-use crate::model::Change;
+use crate::model::ModelOp;
 use crate::views::SimRegisterCalls;
 use crate::world::SimListener;
 
@@ -133,7 +133,7 @@ pub(super) struct Pending {
 /// A sync point that is on its way through a spill file.
 pub(super) struct Spill {
     pub(super) way: Spilling,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<ModelOp>,
 }
 
 impl Spill {
@@ -143,8 +143,8 @@ impl Spill {
 }
 
 /// Whether no names and sizes change.
-pub(super) fn is_plain(changes: &[Change]) -> bool {
-    changes.iter().all(|c| matches!(c, Change::Write { .. }))
+pub(super) fn is_plain(changes: &[ModelOp]) -> bool {
+    changes.iter().all(|c| matches!(c, ModelOp::Write { .. }))
 }
 
 /// A backup, as the node that forwards to it sees it.

@@ -10,7 +10,7 @@ use mojim_replica::primary::{Begun, Primary};
 
 use super::node::{NAMES, Pending, Prim, Role, Spill};
 use super::state::{Checked, Cluster};
-use crate::model::{Change, Files};
+use crate::model::{Files, ModelOp};
 use crate::rng::Rng;
 
 /// One of this many sync points is larger than the log, in a seed with spill files.
@@ -42,7 +42,7 @@ impl Cluster {
         let Some(changes) = changes(rng, &files, plain, &p) else {
             return Ok(());
         };
-        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        let pieces: Vec<_> = changes.iter().map(ModelOp::piece).collect();
         match p.try_spill_now(&pieces) {
             Ok(way) => {
                 self.spilled.begun += 1;
@@ -119,7 +119,7 @@ impl Cluster {
 
 /// The changes: large enough for a spill file; if `plain`, without changes of names or
 /// sizes.
-fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec<Change>> {
+fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec<ModelOp>> {
     if files.is_empty() {
         return None;
     }
@@ -133,7 +133,7 @@ fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec
         let (file, size) = &mut sizes[i];
         if !plain && (*size < 20_000 || rng.below(8) == 0) {
             *size = rng.between(20_000, 60_000);
-            out.push(Change::Resize {
+            out.push(ModelOp::Resize {
                 file: *file,
                 size: *size,
             });
@@ -145,12 +145,12 @@ fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec
         let offset = rng.between(0, *size - len);
         let mut bytes = vec![0; len as usize];
         rng.fill(&mut bytes);
-        out.push(Change::Write {
+        out.push(ModelOp::Write {
             file: *file,
             offset,
             bytes,
         });
-        let pieces: Vec<_> = out.iter().map(Change::piece).collect();
+        let pieces: Vec<_> = out.iter().map(ModelOp::piece).collect();
         if p.must_spill(&pieces) {
             return Some(out);
         }

@@ -78,7 +78,7 @@ fn primary_spec() -> PrimarySpec {
 }
 
 /// One change, which owns its bytes.
-enum Change {
+enum OwnedPiece {
     Write(u32, u64, Vec<u8>),
     Create(u32, String),
     Resize(u32, u64),
@@ -86,22 +86,22 @@ enum Change {
     Rename(u32, String),
 }
 
-impl Change {
+impl OwnedPiece {
     fn piece(&self) -> Piece<'_> {
         match self {
-            Change::Write(file, offset, bytes) => Piece::Write {
+            OwnedPiece::Write(file, offset, bytes) => Piece::Write {
                 file: *file,
                 offset: *offset,
                 ptr: bytes.as_ptr(),
                 len: bytes.len(),
             },
-            Change::Create(file, name) => Piece::Create { file: *file, name },
-            Change::Resize(file, size) => Piece::Resize {
+            OwnedPiece::Create(file, name) => Piece::Create { file: *file, name },
+            OwnedPiece::Resize(file, size) => Piece::Resize {
                 file: *file,
                 size: *size,
             },
-            Change::Remove(file) => Piece::Remove { file: *file },
-            Change::Rename(file, name) => Piece::Rename { file: *file, name },
+            OwnedPiece::Remove(file) => Piece::Remove { file: *file },
+            OwnedPiece::Rename(file, name) => Piece::Rename { file: *file, name },
         }
     }
 
@@ -117,23 +117,23 @@ impl Change {
             ));
         };
         match self {
-            Change::Write(file, offset, new) => bytes_of(content, *file, &|b| {
+            OwnedPiece::Write(file, offset, new) => bytes_of(content, *file, &|b| {
                 b[*offset as usize..][..new.len()].copy_from_slice(new);
             }),
-            Change::Resize(file, size) => bytes_of(content, *file, &|b| {
+            OwnedPiece::Resize(file, size) => bytes_of(content, *file, &|b| {
                 b.resize(*size as usize, 0);
             }),
-            Change::Create(id, name) => {
+            OwnedPiece::Create(id, name) => {
                 let file = Named {
                     id: *id,
                     bytes: Arc::default(),
                 };
                 content.insert(name.clone(), file);
             }
-            Change::Remove(file) => {
+            OwnedPiece::Remove(file) => {
                 content.remove(&name_of(content, *file));
             }
-            Change::Rename(file, name) => {
+            OwnedPiece::Rename(file, name) => {
                 let file = content.remove(&name_of(content, *file)).expect("found");
                 content.insert(name.clone(), file);
             }
@@ -255,7 +255,7 @@ impl System for Engine {
     }
 }
 
-fn write(now: &Content, least: u64, most: u64, rng: &mut Rng) -> Option<Change> {
+fn write(now: &Content, least: u64, most: u64, rng: &mut Rng) -> Option<OwnedPiece> {
     let files: Vec<_> = now.values().filter(|f| !f.bytes.is_empty()).collect();
     if files.is_empty() {
         return None;
@@ -265,39 +265,39 @@ fn write(now: &Content, least: u64, most: u64, rng: &mut Rng) -> Option<Change> 
     let len = rng.between(least, most).min(size);
     let at = rng.between(0, size - len);
     let bytes = (0..len).map(|_| rng.next_u64() as u8).collect();
-    Some(Change::Write(f.id, at, bytes))
+    Some(OwnedPiece::Write(f.id, at, bytes))
 }
 
 impl Engine {
-    fn create(&self, rng: &mut Rng) -> Change {
-        Change::Create(self.next_file, format!("f{}", rng.below(FILES)))
+    fn create(&self, rng: &mut Rng) -> OwnedPiece {
+        OwnedPiece::Create(self.next_file, format!("f{}", rng.below(FILES)))
     }
 
-    fn size(&self, rng: &mut Rng) -> Change {
-        Change::Resize(self.next_file, rng.between(1, FILE))
+    fn size(&self, rng: &mut Rng) -> OwnedPiece {
+        OwnedPiece::Resize(self.next_file, rng.between(1, FILE))
     }
 
     /// Draws a change of names or sizes.
-    fn names(&mut self, now: &Content, rng: &mut Rng) -> Vec<Change> {
+    fn names(&mut self, now: &Content, rng: &mut Rng) -> Vec<OwnedPiece> {
         let files: Vec<_> = now.iter().collect();
         let (name, file) = *rng.pick(&files);
         let free = (0..FILES).map(|n| format!("f{n}"));
         let free: Vec<_> = free.filter(|n| !now.contains_key(n)).collect();
         match rng.below(4) {
             0 if !free.is_empty() => vec![
-                Change::Create(self.next_file, rng.pick(&free).clone()),
+                OwnedPiece::Create(self.next_file, rng.pick(&free).clone()),
                 self.size(rng),
             ],
-            1 if files.len() > 1 => vec![Change::Remove(file.id)],
+            1 if files.len() > 1 => vec![OwnedPiece::Remove(file.id)],
             2 => {
                 // The new name may be that of another file, which is then replaced.
                 let to = format!("f{}", rng.below(FILES));
                 match to == *name {
-                    true => vec![Change::Resize(file.id, rng.between(1, FILE))],
-                    false => vec![Change::Rename(file.id, to)],
+                    true => vec![OwnedPiece::Resize(file.id, rng.between(1, FILE))],
+                    false => vec![OwnedPiece::Rename(file.id, to)],
                 }
             }
-            _ => vec![Change::Resize(file.id, rng.between(1, FILE))],
+            _ => vec![OwnedPiece::Resize(file.id, rng.between(1, FILE))],
         }
     }
 
@@ -317,11 +317,16 @@ impl Engine {
     }
 
     /// Makes one sync point, and waits for it at once or later.
-    fn commit(&mut self, changes: &[Change], rng: &mut Rng, model: &Model) -> Result<(), String> {
+    fn commit(
+        &mut self,
+        changes: &[OwnedPiece],
+        rng: &mut Rng,
+        model: &Model,
+    ) -> Result<(), String> {
         if changes.is_empty() {
             return Ok(());
         }
-        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        let pieces: Vec<_> = changes.iter().map(OwnedPiece::piece).collect();
         let lane = rng.below(LANES as u64) as usize;
         let mut appended = None;
         for _ in 0..3 {
@@ -341,12 +346,12 @@ impl Engine {
         }
     }
 
-    fn note(&mut self, lsn: u64, changes: &[Change], model: &Model) {
+    fn note(&mut self, lsn: u64, changes: &[OwnedPiece], model: &Model) {
         let mut m = lock(model);
         let mut content = m.last().clone();
         for c in changes {
             c.apply(&mut content);
-            if let Change::Create(id, _) = c {
+            if let OwnedPiece::Create(id, _) = c {
                 self.next_file = id + 1;
             }
         }
@@ -365,7 +370,7 @@ impl Engine {
         self.primary.checkpoint_step(Pace::Idle).map_err(text)?;
         // The sync point is on its way before its LSN is known here.
         self.note(self.primary.last() + 1, &changes, model);
-        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        let pieces: Vec<_> = changes.iter().map(OwnedPiece::piece).collect();
         let begun = self.primary.begin_commit(&pieces).map_err(text)?;
         self.primary.finish_commit(&begun).map_err(text)?;
         lock(model).acked = begun.lsn;

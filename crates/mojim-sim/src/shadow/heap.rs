@@ -176,13 +176,13 @@ type Blocks = BTreeMap<usize, Vec<u8>>;
 
 /// A heap's content.
 #[derive(Clone, Default)]
-struct Held {
+struct HeapContent {
     blocks: Blocks,
     /// Where each root points to.
     roots: BTreeMap<String, usize>,
 }
 
-impl Held {
+impl HeapContent {
     fn content(&self) -> Content {
         if self.blocks.is_empty() && self.roots.is_empty() {
             return Content::new();
@@ -201,8 +201,8 @@ impl Held {
     }
 
     /// What a heap's file has.
-    fn of(bytes: &[u8]) -> Result<(u64, Held), String> {
-        let mut held = Held::default();
+    fn of(bytes: &[u8]) -> Result<(u64, HeapContent), String> {
+        let mut held = HeapContent::default();
         if bytes[..bytes.len().min(HEAD_LEN)].iter().all(|b| *b == 0) {
             return Ok((0, held));
         }
@@ -239,8 +239,8 @@ pub(super) struct Persistent {
     /// The number of the block that was filled last.
     filled: u64,
     /// As of the last commit, and as it is.
-    committed: Held,
-    now: Held,
+    committed: HeapContent,
+    now: HeapContent,
     /// Roots were set outside of transactions since the last sync.
     roots_changed: bool,
 }
@@ -306,7 +306,7 @@ impl System for Persistent {
             let read = primary.store.area().read(id, 0, &mut bytes);
             read.map_err(text)?;
         }
-        let (number, held) = Held::of(&bytes)?;
+        let (number, held) = HeapContent::of(&bytes)?;
         let file = match file {
             Some((id, _)) if bytes.iter().take(8).any(|b| *b != 0) => id,
             _ => make(&primary, &mut bytes).map_err(text)?,
@@ -351,7 +351,7 @@ impl System for Persistent {
         let Some(file) = files.get(NAME) else {
             return Ok((0, Content::new()));
         };
-        let (number, held) = Held::of(&file.bytes)?;
+        let (number, held) = HeapContent::of(&file.bytes)?;
         Ok((number, held.content()))
     }
 
@@ -460,7 +460,7 @@ impl Persistent {
     }
 
     /// A block handed out must not be in use, nor, for a transaction, have been as of the last commit.
-    fn is_free(&self, at: usize, usable: usize, of: &Held) -> Result<(), String> {
+    fn is_free(&self, at: usize, usable: usize, of: &HeapContent) -> Result<(), String> {
         let last = of.blocks.range(..at + usable).next_back();
         match last.is_some_and(|(b, bytes)| b + bytes.len() > at) {
             true => Err(format!("torn: the block at {at:#x} was handed out twice")),
@@ -538,7 +538,7 @@ impl Persistent {
     }
 
     /// The next state, which is about to be committed.
-    fn next(&mut self, committed: Held, model: &Model) {
+    fn next(&mut self, committed: HeapContent, model: &Model) {
         self.number += 1;
         self.committed = committed;
         let state = (self.number, self.committed.content());
@@ -562,7 +562,12 @@ impl Persistent {
         Ok(())
     }
 
-    fn take(&mut self, open: &mut Open, to: &mut Held, rng: &mut Rng) -> Result<usize, String> {
+    fn take(
+        &mut self,
+        open: &mut Open,
+        to: &mut HeapContent,
+        rng: &mut Rng,
+    ) -> Result<usize, String> {
         let b = self.heap.take(Self::size(rng), 1).map_err(text)?;
         let at = self.offset(b.ptr);
         for of in [&self.now, &self.committed, &*to] {
@@ -584,7 +589,7 @@ impl Persistent {
         name: &str,
         at: Option<usize>,
         open: &mut Open,
-        to: &mut Held,
+        to: &mut HeapContent,
     ) -> Result<(), String> {
         let p = at.map_or(std::ptr::null_mut(), |at| self.at(at));
         let roots = &mut open.roots;
@@ -679,7 +684,7 @@ impl Persistent {
         }
     }
 
-    fn commit(&mut self, mut open: Open, to: Held, model: &Model) -> Result<(), String> {
+    fn commit(&mut self, mut open: Open, to: HeapContent, model: &Model) -> Result<(), String> {
         self.next(to, model);
         let mut parts = vec![];
         match self.disk.defect {

@@ -28,7 +28,7 @@ use controls::Control;
 use engine::Engine;
 use heap::Persistent;
 use medium::{Image, Omit, Recorder, Shadow};
-use model::{Content, Known, Model, System, lock};
+use model::{Content, Model, SyncHistory, System, lock};
 
 pub use medium::Looked;
 pub use model::Broken;
@@ -57,7 +57,7 @@ fn cut_off<S: System>(
     let (lsn, content) = must.clone();
     let check = move |image: &Image, _| {
         let found = recover::<S>(image, boot + 1, broken)?;
-        let model = Known {
+        let model = SyncHistory {
             states: vec![(lsn, content.clone())],
             acked: lsn,
         };
@@ -157,7 +157,7 @@ fn lives<S: System + 'static>(
         Some(b) if b.is_control() => recover::<S>(&image, 1, broken)?.1,
         _ => Content::new(),
     };
-    let model = Arc::new(Mutex::new(Known {
+    let model = Arc::new(Mutex::new(SyncHistory {
         states: vec![(0, first)],
         acked: 0,
     }));

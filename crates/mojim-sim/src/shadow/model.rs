@@ -176,19 +176,19 @@ pub(super) struct Named {
 pub(super) type Content = BTreeMap<String, Named>;
 
 /// The sync points that were made, and which of them were acknowledged.
-pub(super) struct Known {
+pub(super) struct SyncHistory {
     /// The LSN and content after each sync point, ascending.
     pub(super) states: Vec<(u64, Content)>,
     pub(super) acked: u64,
 }
 
-pub(super) type Model = Mutex<Known>;
+pub(super) type Model = Mutex<SyncHistory>;
 
-pub(super) fn lock(m: &Model) -> MutexGuard<'_, Known> {
+pub(super) fn lock(m: &Model) -> MutexGuard<'_, SyncHistory> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-impl Known {
+impl SyncHistory {
     pub(super) fn last(&self) -> &Content {
         &self.states.last().expect("never empty").1
     }

@@ -6,7 +6,7 @@
 
 use super::file::SimFile;
 use super::link::SimConn;
-use super::state::Place;
+use super::state::HandleOwner;
 use crate::disk::{MAX_FILE, SECTOR, eio};
 use crate::memory::Region;
 use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Memory, NotPlain, OpenHow};
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// The environment of one process: of one incarnation of a node.
 #[derive(Clone)]
 pub struct SimEnv {
-    pub(super) place: Place,
+    pub(super) place: HandleOwner,
     pub(super) boot_id: [u8; 16],
 }
 
@@ -251,7 +251,7 @@ impl Env for SimEnv {
     }
 }
 
-struct SimFileSystem(Place);
+struct SimFileSystem(HandleOwner);
 
 impl FileSystem for SimFileSystem {
     fn sync(&self) -> io::Result<()> {
@@ -279,7 +279,7 @@ impl FileSystem for SimFileSystem {
 }
 
 struct SimLock {
-    place: Place,
+    place: HandleOwner,
     path: PathBuf,
 }
 

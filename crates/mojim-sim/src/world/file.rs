@@ -3,7 +3,7 @@
 //! Owns the argument checks of a kernel, and the faults of reads, writes and syncs. The
 //! disk owns what is cached and what is durable.
 
-use super::state::{CrashKind, Place, crashed};
+use super::state::{CrashKind, HandleOwner, crashed};
 use crate::ctx::Ctx;
 use crate::disk::{SECTOR, eio};
 use mojim_env::{File, OpenHow};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 /// One handle on a file.
 pub(super) struct SimFile {
-    pub(super) place: Place,
+    pub(super) place: HandleOwner,
     pub(super) path: PathBuf,
     pub(super) ino: u64,
     pub(super) how: OpenHow,

@@ -2,7 +2,7 @@
 //!
 //! Owns crashes in the middle of a send. The net owns what arrives when.
 
-use super::state::{Place, crashed, due};
+use super::state::{HandleOwner, crashed, due};
 use mojim_env::{Address, Conn, Memory};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Where connections arrive.
 pub struct SimListener {
-    pub(super) place: Place,
+    pub(super) place: HandleOwner,
     pub(super) at: Address,
     pub(super) id: u64,
 }
@@ -42,7 +42,7 @@ impl Drop for SimListener {
 
 /// One end of a connection.
 pub struct SimConn {
-    pub(super) place: Place,
+    pub(super) place: HandleOwner,
     pub(super) id: u64,
     pub(super) end: usize,
     pub(super) peer: String,

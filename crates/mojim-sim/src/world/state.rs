@@ -192,13 +192,13 @@ impl Shared {
 
 /// The owner of a handle.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct HandleOwner {
     pub(super) shared: Shared,
     pub(super) node: usize,
     pub(super) incarnation: u64,
 }
 
-impl Place {
+impl HandleOwner {
     pub(super) fn enter(&self) -> io::Result<MutexGuard<'_, State>> {
         let st = self.shared.lock();
         let node = &st.nodes[self.node];

@@ -23,7 +23,7 @@ use super::gate::Gate;
 use super::mutations::Mutations;
 use super::state::{JOINING, Missing, Store, StoreSpec, SuperblockFile, lock};
 use crate::area::{Area, make_dirs, replace_file};
-use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
+use crate::log::{Live, Log, LogIdentity, LogSpec, ScannedRecord, Survival};
 use crate::progress::Progress;
 use crate::room;
 use crate::stage::Stage;
@@ -33,7 +33,7 @@ use mojim_env::turns::Mutex;
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
 /// Keeps other processes from a copy while it lives.
-type Held = Box<dyn Any + Send + Sync>;
+type CopyLock = Box<dyn Any + Send + Sync>;
 
 fn is_there(env: &dyn Env, path: &Path) -> bool {
     env.open(path, OpenHow::default()).is_ok()
@@ -82,7 +82,7 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
 }
 
 /// Makes the copy's own directory and locks it.
-fn lock_copy(env: &dyn Env, spec: &StoreSpec) -> Result<Held> {
+fn lock_copy(env: &dyn Env, spec: &StoreSpec) -> Result<CopyLock> {
     let meta = &spec.meta;
     // A superblock is made only after the names of its directories are durable.
     if !is_there(env, &meta.join("superblock")) {
@@ -183,8 +183,8 @@ fn make_durable(env: &dyn Env, meta: &Path, sb: &Superblock) -> Result<Arc<dyn F
 }
 
 /// What identifies a log's memory as this copy's.
-fn known(sb: &Superblock) -> Known {
-    Known {
+fn known(sb: &Superblock) -> LogIdentity {
+    LogIdentity {
         incarnation: sb.incarnation,
         nonce: sb.nonce,
         or: sb.nonce_before,
@@ -377,7 +377,7 @@ impl<'a> Opening<'a> {
     }
 
     /// Makes the store. It has recovered nothing yet.
-    fn store(self, logs: Vec<Log>, area: Area, file: Arc<dyn File>, held: Held) -> Store {
+    fn store(self, logs: Vec<Log>, area: Area, file: Arc<dyn File>, held: CopyLock) -> Store {
         let sb = self.sb;
         let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
         Store {
@@ -557,7 +557,7 @@ impl Store {
 
     fn recover(&self, sb: &Superblock) -> Result<()> {
         let history = self.history();
-        let mut all: Vec<Found> = Vec::new();
+        let mut all: Vec<ScannedRecord> = Vec::new();
         for log in &self.logs {
             all.extend(log.recover(sb.volume_id, &history, sb.checkpoint));
         }

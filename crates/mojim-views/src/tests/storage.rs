@@ -15,8 +15,8 @@ use super::{Temp, register};
 use crate::disk::{Disk, Saved};
 use crate::store::{LogStore, Machine};
 use crate::types::{
-    Agreed, Change, Entry, LogId, Registers, SnapshotMeta, StorageError, Swap, TypeConfig, Vote,
-    number,
+    Agreed, Entry, LogId, RegisterCommand, Registers, SnapshotMeta, StorageError, Swap, TypeConfig,
+    Vote, number,
 };
 
 fn os() -> Arc<dyn Env> {
@@ -114,7 +114,7 @@ fn id(term: u64, index: u64) -> LogId {
 fn entry(index: u64) -> Entry {
     Entry {
         log_id: id(1, index),
-        payload: EntryPayload::Normal(Change::Swap(Swap {
+        payload: EntryPayload::Normal(RegisterCommand::Swap(Swap {
             volume: "v".into(),
             new: register(index, "somebody"),
         })),
@@ -181,7 +181,9 @@ fn what_was_written_is_there_again() {
         .kept(|k| (k.vote, k.last(), k.entries[&2].payload.clone()))
         .unwrap();
     assert_eq!((vote, last), (Some(Vote::new(1, 7)), Some(id(1, 4))));
-    assert!(matches!(e, EntryPayload::Normal(Change::Swap(s)) if s.new == register(2, "somebody")));
+    assert!(
+        matches!(e, EntryPayload::Normal(RegisterCommand::Swap(s)) if s.new == register(2, "somebody"))
+    );
 
     d.truncate(4).unwrap();
     d.append(vec![entry(4), entry(5)]).unwrap();

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::ages::Ages;
-use super::held::Held;
+use super::release_queue::ReleaseQueue;
 use crate::track::mprotect::Mprotect;
 use crate::track::process::Process;
 use crate::track::uffd::Uffd;
@@ -24,7 +24,7 @@ pub struct TwoLevel {
     /// Held by the collect that closes chunks; a collect that finds it locked closes none.
     pub(super) ages: Mutex<Ages>,
     /// Only if pages are counted, and given back.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<ReleaseQueue>,
 }
 
 impl TwoLevel {

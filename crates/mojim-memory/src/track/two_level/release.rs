@@ -4,7 +4,7 @@
 //! Source: `docs/reference/invariants.md`, "The order of a record's life": a page is released only while
 //! stores to it wait, and only if it is the file's.
 //!
-//! This file owns the steps below; their state is in `held.rs`.
+//! This file owns the steps below; their state is in `release_queue.rs`.
 //!
 //! # How
 //! R1 A chunk is *shut*: closed, without a scan. R2 The caller learns which records were begun by
@@ -30,8 +30,8 @@
 use std::io;
 use std::ops::Range;
 
-use super::held::Held;
 use super::levels::TwoLevel;
+use super::release_queue::ReleaseQueue;
 use crate::track::meter::{Counts, Meter};
 use crate::track::tracker::{GivesBack, push};
 
@@ -39,7 +39,7 @@ use crate::track::tracker::{GivesBack, push};
 const AT_ONCE: usize = 32;
 
 impl TwoLevel {
-    fn held(&self) -> &Held {
+    fn held(&self) -> &ReleaseQueue {
         self.held.as_ref().expect("it was attached with a meter")
     }
 

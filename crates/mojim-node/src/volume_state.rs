@@ -1,6 +1,6 @@
 //! What a node has of one volume: its copy while it follows, and what it knows of that copy.
 //!
-//! Owns both, with their locks. There is one `Held` for each volume that the node holds,
+//! Owns both, with their locks. There is one `VolumeState` for each volume that the node holds,
 //! from the node's start to its end, so looking it up needs no lock.
 //!
 //! Invariants:
@@ -31,11 +31,11 @@ pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A volume that this node holds.
-pub(crate) struct Held {
+pub(crate) struct VolumeState {
     /// Its configuration.
     pub(crate) volume: Volume,
     mirror: Mutex<Option<Arc<Mirror>>>,
-    known: Mutex<Known>,
+    known: Mutex<CopyFacts>,
     opened: Mutex<Option<Opened>>,
     catalog: Mutex<Option<Listed>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Listed {
 
 /// What a node knows of a volume's copy, beside what the copy says itself.
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct CopyFacts {
     /// Why the copy could not be opened or made persistent the last time, and the
     /// superblock's sequence then. Another sequence now means that the copy was used
     /// since, and voids this.
@@ -126,9 +126,9 @@ impl Promotion {
     }
 }
 
-impl Held {
-    pub(crate) fn new(volume: Volume) -> Held {
-        Held {
+impl VolumeState {
+    pub(crate) fn new(volume: Volume) -> VolumeState {
+        VolumeState {
             volume,
             mirror: Mutex::default(),
             known: Mutex::default(),
@@ -143,7 +143,7 @@ impl Held {
         lock(&self.mirror).clone()
     }
 
-    /// [`Held::mirror`] for who does not wait; also `None` while it is opened or closed.
+    /// [`VolumeState::mirror`] for who does not wait; also `None` while it is opened or closed.
     pub(crate) fn mirror_now(&self) -> Option<Arc<Mirror>> {
         self.mirror.try_lock().ok()?.clone()
     }
@@ -159,7 +159,7 @@ impl Held {
     }
 
     /// What is known of it.
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, CopyFacts> {
         lock(&self.known)
     }
 
@@ -183,7 +183,7 @@ impl Held {
 }
 
 /// While this lives, the node has a copy of its own open for a look, whose end a program waits for.
-pub(crate) struct Look<'a>(&'a Held);
+pub(crate) struct Look<'a>(&'a VolumeState);
 
 impl Drop for Look<'_> {
     fn drop(&mut self) {

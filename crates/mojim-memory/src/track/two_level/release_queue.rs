@@ -12,7 +12,7 @@ use crate::track::meter::Meter;
 use crate::track::tracker::push;
 
 /// What a region needs to give pages back.
-pub(super) struct Held {
+pub(super) struct ReleaseQueue {
     pub(super) meter: Arc<Meter>,
     /// One bit a chunk: closed, and not scanned since it was open.
     unseen: Vec<AtomicU64>,
@@ -25,9 +25,9 @@ pub(super) struct Order {
     pub(super) queued: Vec<bool>,
 }
 
-impl Held {
-    pub(super) fn new(chunks: usize, meter: Arc<Meter>) -> Held {
-        Held {
+impl ReleaseQueue {
+    pub(super) fn new(chunks: usize, meter: Arc<Meter>) -> ReleaseQueue {
+        ReleaseQueue {
             meter,
             unseen: (0..chunks.div_ceil(64))
                 .map(|_| AtomicU64::new(0))

@@ -55,7 +55,7 @@ impl Attacher<'_> {
 }
 
 /// Which volume is attached, on which node, over which environment.
-pub(super) struct Place {
+pub(super) struct AttachTarget {
     pub config: Config,
     pub volume: VolumeConfig,
     pub node: Node,
@@ -64,14 +64,14 @@ pub(super) struct Place {
     pub env: Arc<dyn Env>,
 }
 
-impl Place {
+impl AttachTarget {
     /// Finds node and volume by name; `volume` may be left out if the configuration has only one.
     pub fn of(
         config: &Config,
         node: &str,
         volume: Option<&str>,
         over: impl FnOnce(Os) -> Arc<dyn Env>,
-    ) -> Result<Place> {
+    ) -> Result<AttachTarget> {
         let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
         let volume = config.volume(volume).map_err(wrong)?.clone();
         let node = config.node(node).map_err(wrong)?.clone();
@@ -87,7 +87,7 @@ impl Place {
         let os = Os::of(config, &Subject::Node(node.name.clone()))?;
         let os = os.encrypting(volume.encrypt);
         let env = over(os.clone());
-        Ok(Place {
+        Ok(AttachTarget {
             config: config.clone(),
             volume,
             node,
