@@ -402,6 +402,12 @@ impl Rx {
         Ok(last)
     }
 
+    /// Whether a round trip takes system calls.
+    #[inline]
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self.carrier, Carrier::Stream)
+    }
+
     /// After how many polls a thread gives way to others.
     #[inline]
     pub(crate) fn polls(&self) -> u32 {

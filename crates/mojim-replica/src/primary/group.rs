@@ -18,8 +18,9 @@
 //!
 //! By the mirror's log alone (`sync`):
 //!
-//! - A thread tries to take the receiving end (`lead_link`). With it, it sends, then polls. At
-//!   every 32nd empty poll it sends again what others appended. It counts acknowledgements for all.
+//! - A thread tries to take the receiving end (`lead_link`). With it, it sends, then polls. Over
+//!   a stream, it yields once before it sends if others look or sleep: they append. At every 32nd
+//!   empty poll it sends again what others appended. It counts acknowledgements for all.
 //! - A thread without it looks until nothing was committed for 100 µs (`follow`). Then it sends
 //!   (`wait_slice`) and sleeps.
 //!
@@ -194,6 +195,9 @@ impl Primary {
             Err(TryLockError::WouldBlock) => return Ok(Led::Taken),
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
         };
+        if self.is_worth_gathering(lane, &slot) {
+            self.yield_policy.give_way(&**self.store.env());
+        }
         self.send(lane);
         let (led, advanced) = match how {
             Waits::Polls => self.poll(lsn, lane, hint, &mut slot),
@@ -208,6 +212,16 @@ impl Primary {
             self.end_turn(lane);
         }
         Ok(led)
+    }
+
+    /// Whether to let others append before the leader sends. With few processors they wait for
+    /// one, and their records would need a round trip of their own (measured, 4 threads over TCP
+    /// on two cores: 101,000 to 115,000 sync points a second without, 115,000 to 123,000 with).
+    /// A round trip over shared memory is shorter than the system call. Where the own log counts
+    /// too, its write gathers them.
+    fn is_worth_gathering(&self, lane: usize, slot: &RxSlot) -> bool {
+        let by_stream = || slot.rx.as_ref().is_some_and(Rx::is_stream);
+        self.has_company(lane) && !self.rule().local && by_stream()
     }
 
     /// Whoever works is on a processor, and would find the work free again and again:
