@@ -139,9 +139,17 @@ impl Node {
     /// The primary is silent, or it is not known what the register has agreed to: this node
     /// becomes primary, if the register lets it.
     fn take_place(&self, v: &Volume, views: &dyn ViewRegister, m: Arc<Mirror>, w: &mut Watch) {
-        let silent = self.env.now() - w.heard;
+        // The register names this node a mirror only after a primary has spoken to it. That
+        // may have happened since this thread looked last.
+        let (heard, limit, unknown) = (w.heard, w.limit, w.unknown);
+        let silence = || {
+            let spoke = m.last_heard().unwrap_or_default();
+            self.env.now().saturating_sub(heard.max(spoke))
+        };
+        let suspect = || !unknown && silence() >= limit;
         let ask = |reg: &Register| self.ask_followers(v, reg, self.prompt());
-        let mut taken = m.try_take_over(views, layout::rule(v), !w.unknown, ask);
+        let mut taken = m.try_take_over(views, layout::rule(v), suspect, ask);
+        let silent = silence();
         let lost = w.met && silent >= w.limit && v.fallback == Fallback::Automatic;
         if matches!(taken, Ok(None)) && lost {
             taken = self.try_fall_back(v, views, &m, &mut w.timer, w.limit);

@@ -11,8 +11,8 @@
 use std::fmt::Write as _;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -971,6 +971,7 @@ struct Voted {
     now: Mutex<Register>,
     is_cut: AtomicBool,
     cut_after_admission: AtomicBool,
+    reads: AtomicUsize,
 }
 
 impl Voted {
@@ -982,6 +983,7 @@ impl Voted {
 
 impl ViewRegister for Voted {
     fn read(&self, _: &str) -> Result<Register> {
+        self.reads.fetch_add(1, SeqCst);
         match self.is_cut.load(SeqCst) {
             true => Err(Error::Timeout("no majority".into())),
             false => Ok(self.now.lock().unwrap().clone()),
@@ -1266,6 +1268,52 @@ fn a_greeting_makes_no_copy_of_an_earlier_epoch_a_mirror_again() {
         nodes.follow();
         refuses(&nodes);
     }
+}
+
+/// A mirror got its first copy for longer than its limit, in which no primary was heard. While it
+/// asked the register, its primary spoke to it and named it the mirror: it took over from a primary
+/// that was alive. So it asks again whether that is silent, after each wait.
+#[test]
+fn a_primary_that_speaks_meanwhile_keeps_its_place() {
+    let mut nodes = Nodes::new("meanwhile");
+    nodes.by_register = true;
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    create(&p);
+    nodes.linked(&mut s, &p);
+    drop(s);
+    let m = nodes.mirror.clone().unwrap();
+    let sb = m.store.superblock();
+    let views = Voted::default();
+    *views.now.lock().unwrap() = Register {
+        version: 3,
+        epoch: sb.view.epoch,
+        primary: member("a", p.store.superblock().life),
+        mirror: member("b", sb.life),
+        promised: sb.promised,
+    };
+    let rule = AckRule {
+        local: false,
+        mirror: true,
+    };
+    let asked = AtomicUsize::new(0);
+    let take_over = |speaks_at: usize| {
+        asked.store(0, SeqCst);
+        views.reads.store(0, SeqCst);
+        let waits = || views.reads.load(SeqCst) + asked.load(SeqCst);
+        let ask = |_: &Register| {
+            asked.fetch_add(1, SeqCst);
+            Vec::new()
+        };
+        m.try_take_over(&views, rule, || waits() < speaks_at, ask)
+    };
+    assert_eq!(take_over(1).unwrap(), None, "it spoke meanwhile");
+    assert_eq!(asked.load(SeqCst), 0, "nobody else was asked");
+    assert_eq!(take_over(2).unwrap(), None, "it spoke meanwhile");
+    assert_eq!(asked.load(SeqCst), 1);
+    assert!(take_over(usize::MAX).unwrap().is_some());
 }
 
 /// The same with a copy of a time when the node led: it was called a member when it was greeted, the

@@ -74,20 +74,21 @@ fn check_promise(reg: &Register, sb: &Superblock) -> Result<()> {
 }
 
 impl Mirror {
-    /// Becomes primary if the register agrees. `suspect`: the primary is silent;
-    /// otherwise only what the register has agreed to is completed. `ask` asks the other nodes
-    /// what they know, if this node may take over by the register. `None`: it may not.
+    /// Becomes primary if the register agrees. `suspect` says whether the primary is silent;
+    /// if it is not, only what the register has agreed to is completed. It is asked again
+    /// after each wait for another node: the primary may have spoken meanwhile. `ask` asks the
+    /// other nodes what they know, if this node may take over by the register. `None`: it may not.
     pub fn try_take_over(
         &self,
         views: &dyn ViewRegister,
         rule: AckRule,
-        suspect: bool,
+        suspect: impl Fn() -> bool,
         ask: impl FnOnce(&Register) -> Vec<Told>,
     ) -> Result<Option<(u64, u64)>> {
         // Links are served until the register has answered.
         let reg = views.read(&self.store.spec().volume)?;
         let mine = self.is_primary(&reg);
-        if !(mine || suspect && self.is_member(&reg)) {
+        if !(mine || self.is_member(&reg) && suspect()) {
             return Ok(None);
         }
         if mine {
@@ -107,6 +108,9 @@ impl Mirror {
             true => ask(&reg),
             false => Vec::new(),
         };
+        if !(mine || suspect()) {
+            return Ok(None);
+        }
         match self.take_over_from(reg, views, &told)? {
             None => Err(Error::Protocol("the view changed meanwhile".into())),
             taken => Ok(taken),

@@ -25,7 +25,7 @@ impl Cluster {
         let before = lock(&self.register).now.clone();
         let lacks = self.is_told_of_more(n, &m, &before);
         let ask = |_: &Register| self.told(n);
-        let taken = m.try_take_over(&*self.views(n), self.setup.rule(), true, ask);
+        let taken = m.try_take_over(&*self.views(n), self.setup.rule(), || true, ask);
         self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
         let by_itself = lock(&self.register).now.version == before.version + 1;
         if lacks && by_itself && matches!(taken, Ok(Some(_))) {
