@@ -530,6 +530,53 @@ fn every_page_is_in_the_book() {
     assert!(pages > 40, "{pages}");
 }
 
+/// What a picture draws in a colour that is not of the page's scheme.
+fn without_scheme(picture: &str) -> Vec<String> {
+    let (style, drawn) = picture.split_once("</style>").unwrap_or(("", picture));
+    let (light, dark) = style
+        .split_once("(prefers-color-scheme: dark)")
+        .unwrap_or((style, ""));
+    let has_both = |class: &str| {
+        let rule = format!(".{class}{{");
+        light.contains(&rule) && dark.contains(&rule)
+    };
+    let follows = |line: &&str| {
+        let class = line.split("class=\"").nth(1);
+        let class = class.and_then(|c| c.split('"').next());
+        let is_text = line.trim_start().starts_with("<text");
+        !line.contains("=\"#") && class.map_or(is_text, has_both)
+    };
+    let shapes = ["<rect", "<circle", "<path", "<polygon", "<text"];
+    let lines = drawn.lines();
+    let drawn = lines.filter(|l| shapes.iter().any(|s| l.trim_start().starts_with(s)));
+    drawn.filter(|l| !follows(l)).map(str::to_owned).collect()
+}
+
+/// A page is light or dark. A shape in a fixed colour, or a picture without a ground of its own, cannot
+/// be read on one of the two.
+#[test]
+fn pictures_are_drawn_for_light_and_for_dark_pages() {
+    let pages: String = documents().into_iter().map(|(_, text)| text).collect();
+    let mut pictures = 0;
+    for entry in fs::read_dir(top().join("docs/pictures")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(without_scheme(&text), [""; 0], "{name}");
+        assert!(text.contains("<rect class=\"bg\""), "{name} has no ground");
+        assert!(text.contains("<desc id=\"desc\">"), "{name} says nothing");
+        let shown = format!("pictures/{name})");
+        assert!(pages.contains(&shown), "no page shows {name}");
+        pictures += 1;
+    }
+    assert!(pictures > 5, "{pictures}");
+    let style = ".a{} @media (prefers-color-scheme: dark) {.a{}}</style>";
+    let seen = "<rect/>\n<text fill=\"#fff\">\n<path class=\"b\"/>";
+    let fine = "<text>\n<rect class=\"a\"/>";
+    let found = without_scheme(&format!("{style}\n{seen}\n{fine}"));
+    assert_eq!(found.join("\n"), seen);
+}
+
 /// Who reads this tree has nothing else.
 #[test]
 fn nothing_refers_to_a_document_that_is_not_here() {
