@@ -121,6 +121,7 @@ pub(crate) struct State {
 }
 
 /// A node as programs see it.
+#[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) ino: u64,
     pub(crate) attributes: Attributes,

@@ -1,19 +1,16 @@
 //! A mount that only shows: the files of a volume as a node that follows has them, whole sync
 //! points only.
 //!
-//! Owns what programs see of names and attributes: a tree, as of one LSN, that is made anew when
-//! the node shows another one. Files are read from the node, question by question.
+//! Owns which view programs see: a new one is made when the node shows another LSN. Files are read
+//! from the node, question by question.
 //!
 //! Invariants:
-//! - What a call shows is as of one LSN: names and attributes of one tree, the bytes of one
+//! - What a call shows is as of one LSN: names and attributes of one view, the bytes of one
 //!   answer. The kernel keeps nothing of it.
-//! - A number that the kernel knows means one file or directory for as long as the mount lasts,
-//!   whatever the tree. A descriptor has its file's number in the volume.
+//! - A descriptor of a file has its number in the volume.
 //! - Nothing changes the volume. While the node does not answer, calls fail.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,14 +21,16 @@ use rustix::io::Errno;
 use crate::calls::{Call, Calls, Request};
 use crate::directory;
 use crate::flags::{self, Flags};
-use crate::fs::{Entry, Result, Seen, lock, now};
+use crate::fs::{Result, Seen, lock, now};
 use crate::fuse::{attr, kind};
 use crate::init;
 use crate::name_table::Kind;
+use crate::open_dirs::{Listing, OpenDirs};
 use crate::reply::{Entries, EntryOut, Reply, Space, opened};
 use crate::session::{Session, Setup};
+use crate::shown::{Dirs, Shown};
 use crate::switch::Uring;
-use crate::tree::{Asker, NAMES, Node, ROOT, Tree};
+use crate::tree::{Asker, NAMES, Node};
 
 /// Threads that answer the kernel.
 const THREADS: usize = 4;
@@ -47,11 +46,6 @@ const WANTED: u64 = {
     // The pages of private mappings are dropped when a size or time changes.
     init::AUTO_INVAL_DATA | init::DO_READDIRPLUS | init::READDIRPLUS_AUTO | init::PARALLEL_DIROPS
 };
-/// Numbers of files that the file of names does not have, with that of the file behind it.
-const FILES: u64 = 1 << 50;
-/// The same of directories, with a number of ours behind it.
-const DIRS: u64 = 1 << 51;
-
 /// A directory in which a volume is shown.
 pub struct Reading {
     session: Option<Session>,
@@ -79,8 +73,7 @@ impl Reading {
         shows.refresh(&mut lock(&shows.tree))?;
         let server = Server {
             shows,
-            readings: Mutex::default(),
-            next: AtomicU64::new(1),
+            dirs: Mutex::default(),
         };
         let setup = Setup {
             directory,
@@ -130,71 +123,6 @@ impl Drop for Reading {
     }
 }
 
-/// Names and attributes as of one LSN.
-struct Shown {
-    /// That of the listing.
-    version: u64,
-    tree: Tree,
-    sizes: HashMap<u32, u64>,
-    /// The kernel's numbers of nodes that the file of names does not have, and the tree's.
-    outer: HashMap<u64, u64>,
-    inner: HashMap<u64, u64>,
-}
-
-impl Shown {
-    /// The node of a number that the kernel knows.
-    fn node(&self, ino: u64) -> Result<&Node> {
-        let inner = self.inner.get(&ino).copied();
-        match inner {
-            Some(inner) => self.tree.node(inner),
-            // In the tree it may be another one's.
-            None if self.outer.contains_key(&ino) => Err(Errno::STALE),
-            None => self.tree.node(ino),
-        }
-    }
-
-    fn seen(&self, node: &Node) -> Seen {
-        let size = match &node.attributes.kind {
-            Kind::Link(target) => target.len() as u64,
-            Kind::File(number) => self.sizes.get(number).copied().unwrap_or(0),
-            _ => 0,
-        };
-        Seen {
-            ino: self.outer.get(&node.ino).copied().unwrap_or(node.ino),
-            attributes: node.attributes.clone(),
-            size,
-            blocks: size.div_ceil(512),
-            is_sure: true,
-            links: Tree::links(node),
-        }
-    }
-
-    /// What has a name in a directory, which may be `.` or `..`.
-    fn named(&self, dir: u64, name: &[u8]) -> Result<Seen> {
-        let dir = self.node(dir)?;
-        let ino = match name {
-            b"." => dir.ino,
-            b".." => self.tree.parent(dir.ino),
-            name => self.tree.lookup(dir.ino, name)?,
-        };
-        Ok(self.seen(self.tree.node(ino)?))
-    }
-
-    fn entries(&self, dir: u64) -> Result<Vec<Entry>> {
-        let node = self.node(dir)?;
-        if !node.is_dir() {
-            return Err(Errno::NOTDIR);
-        }
-        let names = [&b"."[..], b".."].map(<[u8]>::to_vec).into_iter();
-        let names = names.chain(node.children.keys().cloned());
-        let entry = |name: Vec<u8>| {
-            let ino = self.named(dir, &name)?.ino;
-            Ok(Entry { name, ino })
-        };
-        names.map(entry).collect()
-    }
-}
-
 /// What the kernel is told of a node: it keeps nothing of it.
 fn found(s: &Seen) -> EntryOut {
     EntryOut {
@@ -214,8 +142,7 @@ struct Latest {
     shown: Option<Arc<Shown>>,
     /// When it is looked whether there is something newer.
     until: Option<Instant>,
-    /// Numbers of directories that the file of names does not have, by path.
-    dirs: HashMap<Vec<u8>, u64>,
+    dirs: Dirs,
 }
 
 struct Shows {
@@ -267,7 +194,11 @@ impl Shows {
         let shown = match (new, &latest.shown) {
             (Some((version, kept, files)), _) => {
                 let kept = kept.as_ref().map(|(n, b)| (*n, &b[..]));
-                self.tree_of(version, kept, files, &mut latest.dirs)?
+                let new = Shown::of(version, kept, files, &mut latest.dirs, self.asker);
+                Arc::new(new.map_err(|what| Error::Damaged {
+                    path: self.files.directory().join(NAMES),
+                    what,
+                })?)
             }
             (None, Some(shown)) => shown.clone(),
             (None, None) => unreachable!("there is no version yet"),
@@ -276,41 +207,6 @@ impl Shows {
         let pause = (begun.elapsed() * PART).clamp(FRESH, STALE);
         latest.until = Some(Instant::now() + pause);
         Ok(shown)
-    }
-
-    fn tree_of(
-        &self,
-        version: u64,
-        names: Option<(u32, &[u8])>,
-        mut files: Vec<(u32, String, u64)>,
-        dirs: &mut HashMap<Vec<u8>, u64>,
-    ) -> mojim_env::Result<Arc<Shown>> {
-        files.retain(|f| f.1 != NAMES);
-        let tree = Tree::load(names, &files, Vec::new(), self.asker, 1);
-        let tree = tree.map_err(|what| Error::Damaged {
-            path: self.files.directory().join(NAMES),
-            what,
-        })?;
-        let mut shown = Shown {
-            version,
-            sizes: files.iter().map(|f| (f.0, f.2)).collect(),
-            outer: HashMap::new(),
-            inner: HashMap::new(),
-            tree,
-        };
-        for node in shown.tree.nodes().filter(|n| !n.is_kept()) {
-            let outer = match node.file() {
-                _ if node.ino == ROOT => continue,
-                Some(number) => FILES + u64::from(number),
-                None => {
-                    let next = DIRS + dirs.len() as u64;
-                    *dirs.entry(shown.tree.path(node)).or_insert(next)
-                }
-            };
-            shown.outer.insert(node.ino, outer);
-            shown.inner.insert(outer, node.ino);
-        }
-        Ok(Arc::new(shown))
     }
 
     /// What a call that asked the node comes to: programs get a number alone.
@@ -353,29 +249,23 @@ impl Shows {
     }
 }
 
-/// A directory's entries, as of the moment when its reading began.
-type Listed = Arc<(Arc<Shown>, Vec<Entry>)>;
-
 struct Server {
     shows: Shows,
-    /// Directories that are being read.
-    readings: Mutex<HashMap<u64, Listed>>,
-    next: AtomicU64,
+    dirs: Mutex<OpenDirs>,
 }
 
 impl Server {
-    /// What was in a directory when its reading began; it begins anew at offset 0.
-    fn reading(&self, ino: u64, handle: u64, offset: u64) -> Result<Listed> {
-        if offset > 0
-            && let Some(r) = lock(&self.readings).get(&handle)
-        {
-            return Ok(r.clone());
-        }
+    fn attributes(&self, ino: u64) -> Result<Seen> {
         let shown = self.shows.now()?;
-        let entries = shown.entries(ino)?;
-        let reading = Arc::new((shown, entries));
-        lock(&self.readings).insert(handle, reading.clone());
-        Ok(reading)
+        match shown.node(ino) {
+            Ok(node) => Ok(shown.seen(node)),
+            Err(e) => lock(&self.dirs).removed(ino).ok_or(e),
+        }
+    }
+
+    fn open_dir(&self, ino: u64) -> Result<u64> {
+        let shown = self.shows.now()?;
+        lock(&self.dirs).open(&shown, ino)
     }
 
     /// Asks the tree about a node.
@@ -393,7 +283,7 @@ impl Calls for Server {
                 Ok(s) => reply.found(&found(&s)),
                 Err(e) => reply.error(e),
             },
-            Call::GetAttr => match self.of(ino, |shown, node| Ok(shown.seen(node))) {
+            Call::GetAttr => match self.attributes(ino) {
                 Ok(s) => reply.attr(&attr(&s), Duration::ZERO),
                 Err(e) => reply.error(e),
             },
@@ -410,15 +300,18 @@ impl Calls for Server {
                 Ok(bytes) => reply.data(bytes),
                 Err(e) => reply.error(e),
             },
-            Call::OpenDir => reply.opened(self.next.fetch_add(1, Relaxed), 0),
+            Call::OpenDir => match self.open_dir(ino) {
+                Ok(handle) => reply.opened(handle, 0),
+                Err(e) => reply.error(e),
+            },
             Call::ReadDir {
                 handle,
                 offset,
                 size,
                 plus,
-            } => self.list(ino, (handle, offset), Entries::new(size), plus, reply),
+            } => self.list((handle, offset), Entries::new(size), plus, reply),
             Call::ReleaseDir(handle) => {
-                lock(&self.readings).remove(&handle);
+                lock(&self.dirs).close(handle);
                 reply.ok();
             }
             Call::Release(_) => reply.ok(),
@@ -467,28 +360,28 @@ impl Server {
         }
     }
 
-    /// Lists a directory from a place of the reading `handle`, into `entries`.
-    fn list(
-        &self,
-        ino: u64,
-        (handle, offset): (u64, u64),
-        mut entries: Entries,
-        plus: bool,
-        reply: Reply,
-    ) {
-        let listed = match self.reading(ino, handle, offset) {
-            Ok(listed) => listed,
+    /// What the directory `handle` has. At `offset` 0 a listing begins.
+    fn listing(&self, handle: u64, offset: u64) -> Result<Listing> {
+        if offset > 0 {
+            return lock(&self.dirs).listing(handle);
+        }
+        let shown = self.shows.now()?;
+        let mut dirs = lock(&self.dirs);
+        dirs.begin(handle, &shown);
+        dirs.listing(handle)
+    }
+
+    /// Lists a directory from a place of its listing on, into `entries`.
+    fn list(&self, (handle, offset): (u64, u64), mut entries: Entries, plus: bool, reply: Reply) {
+        let all = match self.listing(handle, offset) {
+            Ok(all) => all,
             Err(e) => return reply.error(e),
         };
-        let (shown, all) = &*listed;
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (i, e) in all.iter().enumerate().skip(from) {
-            let Ok(s) = shown.node(e.ino).map(|n| shown.seen(n)) else {
-                continue;
-            };
-            let found = plus.then(|| found(&s));
+        for (i, (name, s)) in all.iter().enumerate().skip(from) {
+            let found = plus.then(|| found(s));
             let (node, next) = ((s.ino, kind(&s.attributes.kind)), i as u64 + 1);
-            if !entries.add(node, next, &e.name, found.as_ref()) {
+            if !entries.add(node, next, name, found.as_ref()) {
                 break;
             }
         }
