@@ -860,7 +860,7 @@ fn the_holes_of_a_file_are_compared_without_being_read() {
         f.write_all_at(&[byte ^ 0x10], at).unwrap();
         f.sync_all().unwrap();
         b = c.node("b");
-        let out = c.mojim("verify", &["--json"]);
+        let out = c.mojim("verify", &["--json", "--wait", "60"]);
         assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
         let v: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
         assert_eq!((&v["file"], &v["offset"]), (&"f".into(), &at.into()), "{v}");

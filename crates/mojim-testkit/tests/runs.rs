@@ -207,7 +207,7 @@ fn outside_the_mount_a_program_writes_on_one_node_only() {
     };
     let unknown = "node a: not of the volume, and so on this node only, are in";
     await_that("the unmanaged file to be said", || said(unknown));
-    let out = r.c.mojim("verify", &[]);
+    let out = r.c.mojim("verify", &["--wait", "60"]);
     assert_eq!(out.status.code(), Some(1));
     let verified = text(&out.stdout);
     assert!(
