@@ -3,7 +3,8 @@
 //! Owns the tree of the view, and the numbers by which the kernel knows its nodes.
 //!
 //! Invariant: a number that the kernel knows means one file or directory for as long as the mount
-//! lasts, whatever the view.
+//! lasts, whatever the view. That holds also for what the file of names comes to have: the kernel
+//! may know it by a number of ours.
 
 use std::collections::HashMap;
 
@@ -65,14 +66,22 @@ impl Shown {
             shown.outer.insert(node.ino, outer);
             shown.inner.insert(outer, node.ino);
         }
+        for (path, outer) in dirs.iter() {
+            if !shown.inner.contains_key(outer)
+                && let Some(node) = shown.tree.at(path)
+                && node.is_dir()
+            {
+                shown.inner.insert(*outer, node.ino);
+            }
+        }
         Ok(shown)
     }
 
     /// The node of a number that the kernel knows.
     pub(crate) fn node(&self, ino: u64) -> Result<&Node> {
-        let inner = self.inner.get(&ino).copied();
-        match inner {
-            Some(inner) => self.tree.node(inner),
+        match self.inner.get(&ino) {
+            Some(inner) => self.tree.node(*inner),
+            None if (FILES..DIRS).contains(&ino) => self.tree.node_of((ino - FILES) as u32),
             // In the tree it may be another one's.
             None if self.outer.contains_key(&ino) => Err(Errno::STALE),
             None => self.tree.node(ino),

@@ -376,6 +376,20 @@ impl Tree {
         self.nodes.get(&ino).ok_or(Errno::STALE)
     }
 
+    /// The node of a file.
+    pub(crate) fn node_of(&self, file: u32) -> Result<&Node> {
+        self.node(*self.numbers.get(&file).ok_or(Errno::STALE)?)
+    }
+
+    /// The node at a path.
+    pub(crate) fn at(&self, path: &[u8]) -> Option<&Node> {
+        let mut node = self.nodes.get(&ROOT)?;
+        for name in path.split(|b| *b == b'/') {
+            node = self.nodes.get(&node.children.get(name)?.ino)?;
+        }
+        Some(node)
+    }
+
     fn node_mut(&mut self, ino: u64) -> &mut Node {
         self.nodes
             .get_mut(&ino)
