@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use mojim_cli::beside::mojim;
 use mojim_cli::failure::Failure;
 use mojim_cli::signals;
+use mojim_env::locks::lock;
 
 struct Owned {
     children: Vec<i32>,
@@ -30,7 +31,7 @@ static OWNED: Mutex<Owned> = Mutex::new(Owned {
 });
 
 fn owned() -> MutexGuard<'static, Owned> {
-    OWNED.lock().unwrap_or_else(|e| e.into_inner())
+    lock(&OWNED)
 }
 
 /// From here on a signal that asks this process to end also kills or removes everything

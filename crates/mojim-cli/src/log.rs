@@ -16,9 +16,10 @@ use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use mojim_env::locks::lock;
 use mojim_format::shown::{shown, shown_json};
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
@@ -144,7 +145,7 @@ where
         event.record(&mut said);
         let of = event.metadata();
         let text = self.text(of, &said);
-        let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limit = lock(&self.limit);
         let Some(left_out) = limit.pass(&compared(of, &text), Instant::now()) else {
             return Ok(());
         };

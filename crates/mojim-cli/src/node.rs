@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_config::{AUTOMATIC_VOTERS, Config};
+use mojim_env::locks::lock;
 use mojim_env::{Address, Env};
 use mojim_format::certificate::Subject;
 use mojim_linux::Os;
@@ -112,7 +113,7 @@ impl Node {
                 running.stop();
                 return Ok(0);
             }
-            let new = asked.lock().unwrap_or_else(|e| e.into_inner()).take();
+            let new = lock(&asked).take();
             let new = match new.map_or_else(|| load(&self.config), Ok) {
                 Ok(new) if new == config => continue,
                 Ok(new) => new,
@@ -192,7 +193,7 @@ impl Node {
         };
         let asked = asked.clone();
         node.reload_by(move |new| {
-            *asked.lock().unwrap_or_else(|e| e.into_inner()) = Some(new);
+            *lock(&asked) = Some(new);
             signals::send(signals::RELOAD);
         });
         Ok(Running {

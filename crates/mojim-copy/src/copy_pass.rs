@@ -16,9 +16,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::*};
-use std::sync::{Mutex, MutexGuard};
 
+use mojim_env::locks::lock;
 use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopyFile, CopyHave, CopySums, CopyWant};
 use mojim_format::{CatalogEntry, FrameKind};
 
@@ -36,10 +37,6 @@ pub const COPY_BACKLOG: usize = 2 << 20;
 const UNIT: u64 = COPY_PAGES as u64 * COPY_PAGE;
 /// Files announced beyond the one that is handed out.
 const AHEAD: usize = 256;
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 /// What is left of the first pass, for all links that carry it.
 pub struct CopyPass {

@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::share::{Guest, guest};
 use mojim_config::{Config, Failover, Mode, Working};
 use mojim_copy::stream::StreamThreads;
+use mojim_env::locks::lock;
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Address, Context, Env, Error, Result};
 use mojim_linux::Os;
@@ -52,7 +53,7 @@ mod windows;
 
 use attach_target::{AttachTarget, Attacher};
 pub use attached::Volume;
-use attached::{ATTACHED, Inner, lock};
+use attached::{ATTACHED, Inner};
 #[doc(hidden)]
 pub use batch::{Batch, Change};
 #[doc(hidden)]

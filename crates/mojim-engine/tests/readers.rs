@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use mojim_config::Config;
 use mojim_engine::{Error, MapFlags, Mapping, Reader, ReaderOptions, Volume, gmsync, msync, unmap};
+use mojim_env::locks::lock;
 use mojim_node::Node;
 use mojim_replica::request::{Request, Standing};
 use tracing_subscriber::fmt::TestWriter;
@@ -104,7 +105,7 @@ impl Place {
             .with_writer(TestWriter::with_stderr)
             .try_init();
         let node = Node::start(&self.config, name, None).unwrap_or_else(|e| panic!("{e}"));
-        let mut nodes = self.nodes.lock().unwrap_or_else(|e| e.into_inner());
+        let mut nodes = lock(&self.nodes);
         nodes.push(node.clone());
         node
     }
@@ -380,7 +381,7 @@ extern "C" fn note_bus(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void)
 /// Whether a load gives a byte, and not SIGBUS.
 fn is_there(m: &Mapping, at: usize) -> bool {
     static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _one = lock(&ONE);
     assert!(at < m.len);
     let address = m.ptr as usize + at;
     LOADED.store(address, SeqCst);

@@ -10,6 +10,7 @@ mod env;
 mod error;
 pub mod event;
 pub mod futex;
+pub mod locks;
 pub mod page_delta;
 pub mod processors;
 pub mod reserve;

@@ -90,3 +90,20 @@ impl<T> Mutex<T> {
         self.0.try_lock()
     }
 }
+
+/// Waits until the mutex is free, and takes it. As [`locks::lock`](crate::locks::lock), it takes the data as
+/// it is where a holder has panicked.
+#[inline]
+pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Takes the mutex if it is free.
+#[inline]
+pub fn try_lock<T>(m: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match m.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}

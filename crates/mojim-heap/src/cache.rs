@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU64, AtomicUsize, compiler_fence};
 use std::sync::{Mutex, MutexGuard};
 
+use mojim_env::locks::lock;
 use mojim_format::heap::{ALLOCATED, FREE, UNIT};
 use mojim_undo::Cached;
 
@@ -326,7 +327,7 @@ unsafe impl Send for RegisteredCache {}
 static KNOWN: Mutex<Vec<RegisteredCache>> = Mutex::new(Vec::new());
 
 fn known() -> MutexGuard<'static, Vec<RegisteredCache>> {
-    KNOWN.lock().unwrap_or_else(|e| e.into_inner())
+    lock(&KNOWN)
 }
 
 fn each(key: u64, f: impl Fn(&Told)) {

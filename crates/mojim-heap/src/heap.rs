@@ -20,6 +20,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use mojim::{Reader, Volume};
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_format::heap::{
     ALIGNMENT, ALLOCATED, CHUNK_ENTRY_LEN, Chunk, FIXED_LEN, FREE, GRAIN, HEAD_LEN, HeapHead,
@@ -166,10 +167,6 @@ static OPEN: [AtomicPtr<Inner>; MOST_OPEN] =
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Held while a heap is opened or closed.
 static CHANGES: Mutex<()> = Mutex::new(());
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 fn invalid(text: String) -> Error {
     Error::Invalid(text)

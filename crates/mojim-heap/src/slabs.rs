@@ -14,9 +14,10 @@
 //! Lock order: a class before the units.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Mutex, MutexGuard};
 
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_format::heap::{
     ALIGNMENT, CHUNK_ENTRY_LEN, Chunk, FREE, GRAIN, HEAD_LEN, LARGE, MAX_CHUNKS, SLAB_ENTRY_LEN,
@@ -250,10 +251,6 @@ pub struct Slabs {
     bits: Table<AtomicU64>,
     classes: [Mutex<Class>; CLASSES],
     units: Mutex<Units>,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// A state byte, which other threads may write.

@@ -5,6 +5,7 @@
 use std::sync::Mutex;
 
 use mojim::{MapFlags, Mapping, Reader, Volume, gmsync, gmsync_async, unmap};
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 
 /// Bytes in memory that were changed.
@@ -78,11 +79,11 @@ impl<T: Clone> Closable<T> {
     }
 
     fn end(&self) {
-        let _ = self.0.lock().unwrap_or_else(|e| e.into_inner()).take();
+        let _ = lock(&self.0).take();
     }
 
     fn get(&self) -> Result<T> {
-        let held = self.0.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        let held = lock(&self.0).clone();
         held.ok_or_else(|| Error::Invalid("the heap is closed".into()))
     }
 }

@@ -8,6 +8,7 @@ use std::ops::Index;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 
 /// Types of which a zeroed value is valid, and which threads may share.
@@ -48,7 +49,7 @@ impl<T: Zeroed> Table<T> {
     }
 
     fn take_kept(len: usize) -> Option<usize> {
-        let mut all = KEPT.lock().unwrap_or_else(|e| e.into_inner());
+        let mut all = lock(&KEPT);
         let fits = |k: &(TypeId, usize, usize)| (k.0, k.1) == (TypeId::of::<T>(), len);
         let i = all.iter().position(fits)?;
         Some(all.swap_remove(i).2)
@@ -83,7 +84,7 @@ impl<T: Zeroed> Table<T> {
     pub fn keep(&self) {
         if !self.kept.swap(true, Relaxed) {
             self.clear();
-            let mut all = KEPT.lock().unwrap_or_else(|e| e.into_inner());
+            let mut all = lock(&KEPT);
             all.push((TypeId::of::<T>(), self.len, self.at as usize));
         }
     }

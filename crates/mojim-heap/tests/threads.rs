@@ -7,9 +7,10 @@ mod memory;
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Barrier, Mutex, MutexGuard};
+use std::sync::{Barrier, Mutex};
 
 use memory::{Blocks, Disk, Memory, Random, address, check_file, fill, open, overlaps};
+use mojim_env::locks::lock;
 use mojim_heap::{ALLOCATED, Block, FREE, Heap, Space, Span};
 
 /// Threads that stay for the whole run; one more in each turn ends with it.
@@ -34,10 +35,6 @@ struct State {
     fresh: Blocks,
     /// What a crash leaves.
     file: Blocks,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn take_any(all: &mut Blocks, r: &mut Random) -> Option<(usize, (usize, u8))> {

@@ -10,6 +10,7 @@
 //! - A file opened `plain` is a regular one, and lies at the path itself.
 
 use super::error;
+use mojim_env::locks::lock;
 use mojim_env::{File, FileSystem, Longest, NotPlain, OpenHow, Space, descriptors};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
@@ -19,8 +20,8 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 pub(super) const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 const DIR_MODE: Mode = Mode::from_raw_mode(0o755);
@@ -312,7 +313,7 @@ pub(super) fn with_reserve<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, 
     }
     let mut got = open();
     while matches!(got, Err(Errno::MFILE | Errno::NFILE)) {
-        let mut all = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&RESERVE);
         let Some(one) = all.pop() else {
             break;
         };

@@ -30,11 +30,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::diff;
 use crate::file_pages::{FilePages, MOST_PAGES};
 use crate::page_lsns::{Note, PageLsns};
+use mojim_env::locks;
+use mojim_env::locks::lock;
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Error, File, Result, reserve};
 
@@ -323,17 +325,13 @@ impl Committed {
     /// The lock of [`Committed::hold`], only to keep others from comparing: its
     /// holder must not call [`Committed::changes`].
     pub fn lock(&self) -> MutexGuard<'_, Images> {
-        self.images.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.images)
     }
 
     /// As [`Committed::lock`], but `None` if a thread holds the images. It also
     /// keeps the file's length as it is.
     pub fn try_hold(&self) -> Option<MutexGuard<'_, Images>> {
-        match self.images.try_lock() {
-            Ok(images) => Some(images),
-            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        locks::try_lock(&self.images)
     }
 
     /// From here on the holder takes bytes, and has no LSN for them yet.
@@ -899,7 +897,7 @@ mod tests {
     /// What other threads store beside the range stays, and so do images.
     #[test]
     fn exactly_the_range_goes_back_to_what_is_committed() {
-        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let _alone = lock(&ALONE);
         let dir = std::env::temp_dir().join(format!("mojim-restore-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
@@ -940,7 +938,7 @@ mod tests {
     /// more when it is; with room for images, and without any.
     #[test]
     fn what_is_outstanding_is_known_or_counts_as_changed() {
-        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let _alone = lock(&ALONE);
         let dir = std::env::temp_dir().join(format!("mojim-committed-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
@@ -1016,7 +1014,7 @@ mod tests {
     /// forgotten.
     #[test]
     fn what_is_outstanding_is_known_after_an_error() {
-        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let _alone = lock(&ALONE);
         let page = rustix::param::page_size();
         let size = 2 * page;
         let file = Arc::new(Zeros(size as u64, AtomicBool::new(false)));
@@ -1046,7 +1044,7 @@ mod tests {
     /// Something has read its bytes before the first comparison, and has no LSN yet.
     #[test]
     fn everything_counts_while_the_floor_is_not_known() {
-        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let _alone = lock(&ALONE);
         let path = std::env::temp_dir().join(format!("mojim-floor-{}", std::process::id()));
         let page = rustix::param::page_size();
         std::fs::write(&path, vec![0; page]).unwrap();
@@ -1102,7 +1100,7 @@ mod tests {
     /// memory differed until its page was stored to again.
     #[test]
     fn what_is_being_appended_is_not_taken_for_unchanged() {
-        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let _alone = lock(&ALONE);
         let path = std::env::temp_dir().join(format!("mojim-announced-{}", std::process::id()));
         std::fs::write(&path, [0; 4096]).unwrap();
         let env = mojim_linux::Os::new().unwrap();

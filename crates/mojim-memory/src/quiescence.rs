@@ -16,6 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_env::threads::thread_number;
 
 const STRIPES: usize = 16;
@@ -55,7 +56,7 @@ impl Quiescence {
 
     /// Waits until every user that is in now has left. A user must not call this.
     pub fn wait(&self) {
-        let _waits = self.waits.lock().unwrap_or_else(|e| e.into_inner());
+        let _waits = lock(&self.waits);
         for _ in 0..2 {
             let side = self.side.fetch_add(1, SeqCst) % 2;
             for stripe in &self.stripes {

@@ -22,6 +22,7 @@ use crate::places;
 use crate::quiescence::{Quiescence, User};
 use crate::track::{self, GivesBack, Meter, Tracker};
 use mojim_config::TrackerKind;
+use mojim_env::locks;
 use mojim_env::{Context, Error, File, Result};
 
 /// Ranges up to this many bytes are sent as they are, without a look at the
@@ -269,7 +270,7 @@ impl WorkingCopy for Private {
     }
 
     fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
-        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        let held = locks::read(&self.tracker);
         let Some(t) = &*held else {
             return Ok(());
         };
@@ -298,7 +299,7 @@ impl WorkingCopy for Private {
     }
 
     fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
-        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        let held = locks::read(&self.tracker);
         if let Some(t) = &*held {
             let page = rustix::param::page_size();
             let pages = range.start / page * page..range.end.next_multiple_of(page);
@@ -311,7 +312,7 @@ impl WorkingCopy for Private {
     }
 
     fn mark(&self, range: Range<usize>) {
-        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        let held = locks::read(&self.tracker);
         if let Some(t) = &*held {
             let page = rustix::param::page_size();
             t.mark(
@@ -323,7 +324,7 @@ impl WorkingCopy for Private {
 
     fn resized(&self, valid: usize) -> Result<()> {
         let end = valid.next_multiple_of(rustix::param::page_size());
-        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        let held = locks::read(&self.tracker);
         if let Some(tracker) = &*held
             && valid < self.len
             && valid < end
@@ -340,7 +341,7 @@ impl WorkingCopy for Private {
     }
 
     fn metered(&self, f: &mut dyn FnMut(&dyn GivesBack)) {
-        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        let held = locks::read(&self.tracker);
         if let Some(t) = held.as_ref().and_then(|t| t.metered()) {
             f(t);
         }
@@ -367,7 +368,7 @@ impl WorkingCopy for Private {
             return Ok(());
         }
         match is_forked() {
-            false => *self.tracker.write().unwrap_or_else(|e| e.into_inner()) = None,
+            false => *locks::write(&self.tracker) = None,
             // A thread of the parent may have held the lock at the fork.
             true => drop(self.tracker.try_write().map(|mut t| t.take())),
         }

@@ -26,6 +26,7 @@ use crate::places;
 use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip, kind_of};
 use crate::track::{Marks, Tracker, unite};
 use mojim_config::TrackerKind;
+use mojim_env::locks;
 use mojim_env::{Context, Error, File, Result, descriptors};
 
 /// Address space that a shared file gets, so that it can grow in place, if the
@@ -215,11 +216,11 @@ impl Shared {
     }
 
     fn windows(&self) -> RwLockReadGuard<'_, Windows> {
-        self.windows.read().unwrap_or_else(|e| e.into_inner())
+        locks::read(&self.windows)
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, Windows> {
-        self.windows.write().unwrap_or_else(|e| e.into_inner())
+        locks::write(&self.windows)
     }
 
     /// The memory, for other processes to map.

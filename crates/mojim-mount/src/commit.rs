@@ -17,8 +17,9 @@ use std::sync::{Arc, MutexGuard};
 use mojim::{Batch, Change, RoomWait};
 
 use crate::at_once::{WOULD_WAIT, is_at_once};
-use crate::fs::{Bytes, FileBytes, Fs, NOT_YET, Result, State, lock, told};
+use crate::fs::{Bytes, FileBytes, Fs, NOT_YET, Result, State, told};
 use crate::name_table::Attributes;
+use mojim_env::locks::lock;
 
 /// Which files' bytes a sync point has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

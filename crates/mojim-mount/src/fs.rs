@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mojim::{Batch, Volume};
+use mojim_env::locks::lock;
 use mojim_env::{Error, File};
 use rustix::io::Errno;
 
@@ -190,10 +191,6 @@ pub(crate) struct Fs {
     closed: AtomicBool,
     /// Nothing is served any more. Set under the lock of `state`.
     cleared: AtomicBool,
-}
-
-pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// An error as programs get it. A volume that has another primary is read-only here.

@@ -19,11 +19,12 @@ use crate::Shared;
 use crate::asker_affinity::AskerAffinity;
 use crate::at_once::{WOULD_WAIT, anew, at_once, by_disk};
 use crate::calls::{Call, Calls, New, Request, Setting, When, write};
-use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, lock, now};
+use crate::fs::{Entry, Fs, Progress, Result, Seen, Wanted, Writing, now};
 use crate::init;
 use crate::name_table::{Kind, Time};
 use crate::reply::{Attr, Entries, EntryOut, Reply, Space, opened};
 use crate::tree::{Asker, Opened, Renames};
+use mojim_env::locks::lock;
 
 /// How long the kernel may keep what it was told.
 const ALWAYS: Duration = Duration::from_secs(3600 * 24 * 365);

@@ -27,11 +27,12 @@ use std::time::{Duration, Instant};
 
 use mojim::{Batch, RoomWait};
 use mojim_env::event::Event;
+use mojim_env::locks::lock;
 use rustix::io::Errno;
 
 use crate::THREADS;
 use crate::at_once::others_ask;
-use crate::fs::{Fs, Result, lock, told};
+use crate::fs::{Fs, Result, told};
 use crate::killed::is_killed;
 
 /// Threads that serve and wait for a sync point at the same time.

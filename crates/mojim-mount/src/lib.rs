@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use mojim::Volume;
 use mojim_env::event::Event;
+use mojim_env::locks::lock;
 use mojim_env::{Context, Error, Result};
 use rustix::mount::UnmountFlags;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -304,22 +305,22 @@ impl Shared {
     /// The kernel knows something of the file that is not so. Whoever says that waits for the kernel's
     /// turn, or is waited for: so the thread that commits has it forget, and who opens the file before.
     fn add_stale(&self, ino: u64) {
-        *fs::lock(&self.stale).entry(ino).or_default() += 1;
+        *lock(&self.stale).entry(ino).or_default() += 1;
     }
 
     fn stale_has(&self, ino: u64) -> bool {
-        fs::lock(&self.stale).contains_key(&ino)
+        lock(&self.stale).contains_key(&ino)
     }
 
     fn forget_stale(&self) {
         let Some(kernel) = self.kernel.get() else {
             return;
         };
-        let stale = fs::lock(&self.stale).clone();
+        let stale = lock(&self.stale).clone();
         for (ino, times) in stale {
             // It may know nothing of that file.
             let _ = kernel.inval_inode(ino, 0, 0);
-            let mut stale = fs::lock(&self.stale);
+            let mut stale = lock(&self.stale);
             if stale.get(&ino) == Some(&times) {
                 stale.remove(&ino);
             }
@@ -333,7 +334,7 @@ impl Shared {
         let mut waited = Duration::ZERO;
         while !self.ends.load(SeqCst) {
             let begun = Instant::now();
-            let has_turn = || self.ends.load(SeqCst) || !fs::lock(&self.stale).is_empty();
+            let has_turn = || self.ends.load(SeqCst) || !lock(&self.stale).is_empty();
             self.turn.wait_unless(has_turn, turn);
             self.forget_stale();
             waited += begun.elapsed();

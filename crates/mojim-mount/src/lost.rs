@@ -12,6 +12,7 @@
 //!   has the file open: who opens it then reads what is committed, and goes on from there.
 //! - That something was lost of a file with a name is known until the mount ends, which says it.
 
+use mojim_env::locks::lock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -67,6 +68,6 @@ impl Lost {
     }
 
     fn files(&self) -> MutexGuard<'_, HashMap<u64, Errno>> {
-        self.files.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.files)
     }
 }

@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 
 use mojim::ReaderFiles;
 use mojim_env::Error;
+use mojim_env::locks::lock;
 use rustix::io::Errno;
 
 use crate::calls::{Call, Calls, Request};
 use crate::directory;
 use crate::flags::{self, Flags};
-use crate::fs::{Result, Seen, lock, now};
+use crate::fs::{Result, Seen, now};
 use crate::fuse::{attr, kind};
 use crate::init;
 use crate::name_table::Kind;

@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{JoinHandle, available_parallelism};
 
 use crate::THREADS;
-use crate::fs::lock;
+use mojim_env::locks::lock;
 
 /// Threads on a machine with fewer processors: what a disk does at a time.
 const MOST: usize = 16;

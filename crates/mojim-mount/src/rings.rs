@@ -27,11 +27,12 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
+use mojim_env::locks::lock;
 use mojim_env::processors::home;
 use mojim_format::bytes::Writer;
 use rustix::event::{EventfdFlags, eventfd};
@@ -164,19 +165,18 @@ struct Queue {
 impl Queue {
     /// Moves all answers into `to`, which has none; its memory serves the next ones.
     fn answers(&self, to: &mut Vec<Answer>) {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = lock(&self.answers);
         std::mem::swap(&mut *answers, to);
     }
 
     fn has_answers(&self) -> bool {
-        let answers = self.answers.lock();
-        !answers.unwrap_or_else(PoisonError::into_inner).is_empty()
+        !lock(&self.answers).is_empty()
     }
 }
 
 impl Transport for Queue {
     fn answer(&self, place: u32, unique: u64, error: i32, body: Vec<u8>) {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = lock(&self.answers);
         answers.push(Answer {
             place,
             unique,

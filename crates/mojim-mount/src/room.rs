@@ -13,11 +13,12 @@
 //!   has behind the LSN that is applied there.
 
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use mojim_env::Space;
+use mojim_env::locks::lock;
 use rustix::io::Errno;
 
 use crate::overlay::BLOCK;
@@ -117,10 +118,6 @@ pub(crate) struct Room {
 }
 
 type Result<T> = std::result::Result<T, Errno>;
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 impl Default for Room {
     fn default() -> Room {

@@ -50,6 +50,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_format::certificate::Subject;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
@@ -89,7 +90,7 @@ use mojim_replica::yield_policy::YieldPolicy;
 use mojim_store::store::{Store, StoreSpec, read_superblock};
 
 use tracing::{dispatcher, error, info, warn};
-use volume_state::{VolumeState, lock};
+use volume_state::VolumeState;
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);

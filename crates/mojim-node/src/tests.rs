@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use mojim::{MapFlags, Volume};
 use mojim_config::{Config, Mode};
+use mojim_env::locks::lock;
 use mojim_env::wire::Wire;
 use mojim_env::{Address, Env, Error, Locker, Proof, Result};
 use mojim_format::message::checked;
@@ -27,7 +28,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::Node;
-use super::volume_state::lock;
 
 /// Another node's daemon, which answers what the test has it say of its copy; it is down as
 /// long as that is nothing.

@@ -19,16 +19,13 @@ use serde_json::Value;
 
 use mojim_config::Volume;
 use mojim_env::event::Event;
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_format::Catalog;
 use mojim_replica::mirror::Mirror;
 use mojim_store::store::Store;
 
 use crate::conditions::Conditions;
-
-pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 /// A volume that this node holds.
 pub(crate) struct VolumeState {

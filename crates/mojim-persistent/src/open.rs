@@ -13,9 +13,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use mojim::{Error, MapFlags, Result, Volume, unmap};
+use mojim_env::locks::lock;
 use mojim_env::{Context, descriptors};
 use mojim_format::FormatError;
 use mojim_format::persistent::{LOG_MAGIC, LOG_RING_WORD};
@@ -65,10 +66,6 @@ macro_rules! with {
             }
         }
     };
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn damaged(path: PathBuf, what: &str) -> Error {

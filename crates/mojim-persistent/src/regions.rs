@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use mojim::{Error, MapFlags, Mapping, Result, Volume, is_region, unmap};
 use mojim_env::Context;
+use mojim_env::locks::lock;
 use mojim_format::persistent::{REGION_HEAD, RegionHead};
 use mojim_memory::fork::check_fork;
 
@@ -26,7 +27,7 @@ const TRIES: usize = 16;
 static MAPPED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
 fn mapped() -> MutexGuard<'static, Vec<(usize, usize)>> {
-    MAPPED.lock().unwrap_or_else(|e| e.into_inner())
+    lock(&MAPPED)
 }
 
 /// Maps a persistent region at its address, and makes it, of zeros, if it is not there. `size`:

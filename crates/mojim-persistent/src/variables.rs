@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, MutexGuard};
 
 use mojim::{Error, MapFlags, Result, Volume, gmsync, is_region, unmap};
+use mojim_env::locks::lock;
 use mojim_format::persistent::{BUILD_ID, Variable, Variables};
 use mojim_memory::fork::check_fork;
 use mojim_memory::places;
@@ -35,7 +36,7 @@ struct Open {
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 fn open_ones() -> MutexGuard<'static, Vec<Open>> {
-    OPEN.lock().unwrap_or_else(|e| e.into_inner())
+    lock(&OPEN)
 }
 
 /// Makes the section `start..stop` of the calling program, or of one of its libraries,

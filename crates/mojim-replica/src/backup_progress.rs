@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 use mojim_store::store::Store;
 
 /// How far above the present epoch a node's promise may be to be believed: some thousand
@@ -175,7 +176,7 @@ impl BackupProgress {
     }
 
     fn backups(&self) -> MutexGuard<'_, Vec<Arc<Progress>>> {
-        self.backups.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.backups)
     }
 
     /// The backups and how far they are.

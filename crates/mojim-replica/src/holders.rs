@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::request::{Holder, Request};
+use mojim_env::locks::lock;
 use mojim_env::{Address, Env, Result};
 
 /// How long the daemon may take to answer.
@@ -37,7 +38,7 @@ impl Holders {
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Peer>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.0)
     }
 
     /// The node of this name.

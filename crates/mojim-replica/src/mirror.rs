@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use mojim_env::turns::lock;
 use mojim_format::frame::WAITS;
 use mojim_format::message::{
     Alive, CopyData, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
@@ -130,10 +131,6 @@ impl From<Error> for Refusal {
         // This node goes on by itself when there is room: nobody attaches here.
         Refusal::new(code, e.cause())
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Source for Mirror {

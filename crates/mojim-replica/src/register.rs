@@ -13,6 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_protocol::view::Register;
 use serde_json::Value;
 
@@ -135,7 +136,7 @@ impl RemoteRegister {
 
     /// `again`: whether the question may be asked twice.
     fn ask(&self, question: &Request, again: bool) -> Result<Value> {
-        let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
+        let mut slot = lock(&self.client);
         let (link, first) = &mut *slot;
         let kept = link.take();
         let was_kept = kept.is_some();

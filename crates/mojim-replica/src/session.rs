@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
+use mojim_env::turns::lock;
 use mojim_format::message::{Alive, Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::{Member, Register};
@@ -348,8 +349,8 @@ impl Session {
             views.absent = now;
         }
         for lane in p.lanes.iter() {
-            *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
-            let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
+            *lock(&lane.tx) = None;
+            let mut slot = lock(&lane.rx);
             if let Some(rx) = slot.rx.take() {
                 rx.close();
             }
@@ -373,8 +374,7 @@ impl Session {
         p.store.freeze(false);
         if !why.is_empty() {
             self.last_error = Some(why.to_owned());
-            *p.link_error.lock().unwrap_or_else(|e| e.into_inner()) =
-                Some(Error::Protocol(why.to_owned()));
+            *lock(&p.link_error) = Some(Error::Protocol(why.to_owned()));
         }
         self.pause();
     }
@@ -386,13 +386,7 @@ impl Session {
         }
         if self.policy.primary.suspect.swap(false, AcqRel) && !matches!(self.phase, Phase::Idle(_))
         {
-            let why = self
-                .policy
-                .primary
-                .link_error
-                .lock()
-                .unwrap_or_else(|e| e.into_inner())
-                .clone();
+            let why = lock(&self.policy.primary.link_error).clone();
             return Err(why.unwrap_or_else(|| Error::Protocol("the link is suspected".into())));
         }
         // A copy that failed halfway must not be a source.

@@ -17,6 +17,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_protocol::view::{Member, Refusal, Register};
 
 use crate::register::{RegisterCalls, ViewRegister};
@@ -324,7 +325,7 @@ impl ViewClient {
         self.asked = Some(Asked { change, outcome });
         self.errands.send(Box::new(move |views| {
             let done = who.carry_out(views, &what);
-            *told.lock().unwrap_or_else(|e| e.into_inner()) = Some(done);
+            *lock(&told) = Some(done);
         }));
     }
 
@@ -343,11 +344,7 @@ impl ViewClient {
         let asked = self.asked.as_ref()?;
         // In this order: a call stores its outcome before it ends.
         let ended = Arc::strong_count(&asked.outcome) == 1;
-        let told = asked
-            .outcome
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .take();
+        let told = lock(&asked.outcome).take();
         let outcome = match told {
             Some(told) => told,
             None if ended => Outcome {

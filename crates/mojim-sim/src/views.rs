@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use mojim_env::Error;
 use mojim_env::Result;
+use mojim_env::locks::lock;
 use mojim_protocol::view::Register;
 use mojim_replica::register::{RegisterCall, RegisterCalls, ViewRegister};
 use serde_json::Value;
@@ -65,7 +66,7 @@ pub struct SimRegisterCalls(Arc<Mutex<VecDeque<RegisterCall>>>);
 impl SimRegisterCalls {
     /// Runs the oldest call, if there is one.
     pub fn run(&self, views: &dyn ViewRegister) {
-        let next = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop_front();
+        let next = lock(&self.0).pop_front();
         if let Some(what) = next {
             what(views);
         }
@@ -74,7 +75,7 @@ impl SimRegisterCalls {
 
 impl RegisterCalls for SimRegisterCalls {
     fn send(&mut self, what: RegisterCall) {
-        let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut all = lock(&self.0);
         all.push_back(what);
     }
 }
@@ -89,11 +90,6 @@ pub struct SimViews {
     pub world: Arc<SimEnv>,
     /// The whole world, for the trace.
     pub note: World,
-}
-
-/// Locks the register, even if a thread panicked with the lock.
-pub fn lock(m: &Mutex<SimRegister>) -> MutexGuard<'_, SimRegister> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl SimViews {

@@ -17,13 +17,13 @@
 //!   place is used again only when the head has passed what was there. So a note above the head
 //!   is that of the reservation that begins there.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{MutexGuard, TryLockError};
 use std::time::Duration;
 
 use mojim_env::alone::Alone;
 use mojim_env::event::Event;
-use mojim_env::turns::Mutex;
+use mojim_env::turns::{self, Mutex};
 
 use crate::log::Log;
 
@@ -198,21 +198,14 @@ impl Reservations {
     /// Waits for the right to take room.
     #[inline]
     pub fn turn(&self) -> Turn<'_> {
-        let tail = self.front.tail.lock();
-        Turn {
-            room: self,
-            tail: tail.unwrap_or_else(|e| e.into_inner()),
-        }
+        let tail = turns::lock(&self.front.tail);
+        Turn { room: self, tail }
     }
 
     /// As `turn`, if no other thread has it.
     #[inline]
     pub fn try_turn(&self) -> Option<Turn<'_>> {
-        let tail = match self.front.tail.try_lock() {
-            Ok(tail) => tail,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let tail = turns::try_lock(&self.front.tail)?;
         Some(Turn { room: self, tail })
     }
 

@@ -24,6 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
+use mojim_env::locks;
+use mojim_env::turns::lock;
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{State, Superblock, View};
 use mojim_protocol::{History, Holding, is_rival};
@@ -49,7 +51,7 @@ pub use open::read_superblock;
 pub use spill::find_in_spill;
 pub use state::{Hold, JOINING, Store, StoreSpec, Watch};
 
-use state::{Missing, lock};
+use state::Missing;
 
 /// How often the superblock says what the logs have, at most.
 const NOTE_EVERY: Duration = Duration::from_millis(250);
@@ -281,7 +283,7 @@ impl Store {
             // Whatever this node lost, it now has what its view holds.
             (s.ring_lost, s.renewed) = (false, false);
         })?;
-        *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(h);
+        *locks::write(&self.history) = Arc::new(h);
         Ok(())
     }
 
@@ -308,7 +310,7 @@ impl Store {
             s.view = view;
             s.history = history.entries().to_vec();
         })?;
-        *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(history);
+        *locks::write(&self.history) = Arc::new(history);
         Ok(())
     }
 

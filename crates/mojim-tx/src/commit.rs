@@ -19,6 +19,7 @@ use std::time::Duration;
 
 #[cfg(not(test))]
 use mojim::commit_exact;
+use mojim_env::locks::lock;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_env::{Error, Result};
 use mojim_undo::{Entry, Log};
@@ -50,7 +51,7 @@ pub(crate) fn forget() {
 
 /// Has `decides` asked about captured blocks that cannot be committed; `None` for the default.
 pub fn on_failure(decides: Option<Decides>, arg: *mut c_void) {
-    let mut now = DECIDES.lock().unwrap_or_else(|e| e.into_inner());
+    let mut now = lock(&DECIDES);
     *now = decides.map(|d| (d, arg as usize));
 }
 
@@ -253,7 +254,7 @@ pub(crate) unsafe extern "C-unwind" fn captured(log: *mut Log) {
 
 /// Whether to commit a captured block once more.
 pub(crate) fn again(error: &Error) -> bool {
-    let decides = *DECIDES.lock().unwrap_or_else(|e| e.into_inner());
+    let decides = *lock(&DECIDES);
     if let Some((decides, arg)) = decides {
         let text = CString::new(error.to_string().replace('\0', "?")).unwrap_or_default();
         // SAFETY: the program's promise, when it gave the function.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex, MutexGuard};
 
 use mojim::Failure;
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_format::heap::{ROOT_LEN, root_at};
 use mojim_heap::{Heap, HeapOptions, Nowhere};
@@ -55,7 +56,7 @@ fn committed(word: &u64) -> bool {
 /// The only test, over a process that has given nothing up.
 fn one() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
-    let held = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let held = lock(&ONE);
     forget();
     on_failure(None, std::ptr::null_mut());
     held

@@ -13,6 +13,7 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 
 use mojim_env::Result;
+use mojim_env::locks::lock;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_memory::fork::is_forked;
 use mojim_undo::{Log, Slow, register};
@@ -72,7 +73,7 @@ pub fn thread_log() -> *mut Log {
 #[cold]
 fn make() -> Result<*mut Thread> {
     mojim::prepare_thread();
-    let pool = || POOL.lock().unwrap_or_else(|e| e.into_inner());
+    let pool = || lock(&POOL);
     // While the thread ends nobody would give the object back; in a child the pool's lock
     // may be held by a thread that is not there.
     let pooled = !is_forked() && ENDS.try_with(|_| ()).is_ok();
@@ -137,7 +138,7 @@ fn ended(t: *mut Thread) {
         (*t).ranges = Vec::new();
         (*t).later = Vec::new();
         if (*t).pooled {
-            let mut pool = POOL.lock().unwrap_or_else(|e| e.into_inner());
+            let mut pool = lock(&POOL);
             pool.push(t as usize);
         }
     }

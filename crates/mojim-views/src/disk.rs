@@ -56,13 +56,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use mojim_env::locks::lock;
 use mojim_env::{Env, Error, File, Locker, OpenHow, Result};
 use openraft::{EntryPayload, RaftLogId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::lock;
 use crate::types::{Agreed, Entry, Lives, LogId, Membership, Promised, SnapshotMeta, Vote, number};
 
 const MAGIC: [u8; 4] = [0xF7, b'M', b'J', b'V'];

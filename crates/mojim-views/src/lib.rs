@@ -41,8 +41,3 @@ mod tests;
 
 pub use views::{Options, RaftViews};
 pub use voter::RegisterVoter;
-
-/// Takes a lock whose data stay valid when a holder panics.
-fn lock<T>(m: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}

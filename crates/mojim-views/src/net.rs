@@ -48,6 +48,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_env::{Address, Env, Error, Result};
 use mojim_replica::client::{Client, question};
 use mojim_replica::request::{RaftCall, Request};
@@ -66,7 +67,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tracing::{error, info};
 
-use crate::lock;
 use crate::store::Now;
 use crate::types::{
     Entry, Lives, LogId, Membership, Promised, RegisterCommand, SnapshotMeta, Swap, TypeConfig,

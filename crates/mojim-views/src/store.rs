@@ -15,6 +15,7 @@ use std::io::Cursor;
 use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex};
 
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
 use openraft::storage::{LogFlushed, RaftLogStorage, RaftStateMachine};
@@ -23,7 +24,6 @@ use openraft::{
 };
 
 use crate::disk::{Disk, Kept, Saved};
-use crate::lock;
 use crate::types::{
     Agreed, Entry, Lives, LogId, Membership, SnapshotMeta, StorageError, TypeConfig, Vote,
 };

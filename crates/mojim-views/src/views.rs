@@ -16,6 +16,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_env::{Address, Env};
 use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
@@ -31,7 +32,6 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::disk::Disk;
-use crate::lock;
 use crate::net::{
     Asked, Links, Network, Room, Said, check_snapshot, check_vote, from_value, numbered,
     unhex_snapshot,

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_env::event::Event;
+use mojim_env::locks::lock;
 use mojim_env::threads::block_signals;
 use mojim_env::{Context, Env, Error, Result};
 use mojim_protocol::view::Register;
@@ -21,7 +22,6 @@ use mojim_replica::request::{RaftCall, Retired};
 use serde_json::Value;
 use tracing::{dispatcher, error, info};
 
-use crate::lock;
 use crate::views::{Options, RaftViews};
 
 /// How often the thread checks whether the disk has failed, or works again.

@@ -22,13 +22,14 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::rules::Wait;
+use mojim_env::locks::lock;
 
 /// Bytes that each operation brings.
 pub const RECORD: usize = 128;
@@ -153,7 +154,7 @@ impl<C: Carrier> Combining<C> {
     }
 
     fn free_seats(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// The carrier.
@@ -182,13 +183,13 @@ impl<C: Carrier> Combining<C> {
         if !self.failed.load(SeqCst) {
             return Ok(());
         }
-        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = lock(&self.why);
         Err(io::Error::other(why.clone()))
     }
 
     /// From now on every put fails; who sleeps hears of it.
     fn fail(&self, why: String) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *lock(&self.why) = why;
         self.failed.store(true, SeqCst);
         self.seats.iter().for_each(Seat::wake);
     }

@@ -14,10 +14,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use mojim_config::Config;
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_format::{Op, OpKind};
 use mojim_replica::client::READ_PAGES;
@@ -73,10 +74,6 @@ enum Got {
     NoFile,
     /// The node has no records from the first answer on: begin anew.
     Interrupted,
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Listing {

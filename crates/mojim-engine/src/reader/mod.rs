@@ -37,6 +37,7 @@ use self::source::{ATTACH, Answer, Link, PAUSE, Source, Which, is_final};
 use self::view::{MapRequest, Mark, PAGE, View};
 use mojim_config::Config;
 use mojim_env::event::Event;
+use mojim_env::locks::lock;
 use mojim_env::threads::{SignalsWait, block_signals};
 use mojim_env::{Context, Error, Result, descriptors};
 use mojim_memory::fork::{Watch, check_fork, watch_forks};
@@ -101,10 +102,6 @@ struct Inner {
 
 /// The regions of all readers of this process.
 static REGIONS: Mutex<Vec<(Range<usize>, Arc<Inner>)>> = Mutex::new(Vec::new());
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 /// The view, locked. The thread's signals are blocked meanwhile.
 struct LockedView<'a> {

@@ -12,9 +12,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use mojim_env::locks;
+use mojim_env::locks::lock;
 use mojim_format::Level;
 use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
@@ -117,10 +119,6 @@ fn table() -> &'static Table {
     unsafe { &*p }
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Table {
     fn new() -> *mut Table {
         Box::into_raw(Box::new(Table {
@@ -133,15 +131,15 @@ impl Table {
     }
 
     fn windows(&self) -> RwLockReadGuard<'_, Vec<Arc<Window>>> {
-        self.windows.read().unwrap_or_else(PoisonError::into_inner)
+        locks::read(&self.windows)
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, Vec<Arc<Window>>> {
-        self.windows.write().unwrap_or_else(PoisonError::into_inner)
+        locks::write(&self.windows)
     }
 
     fn going(&self) -> RwLockReadGuard<'_, ()> {
-        self.going.read().unwrap_or_else(PoisonError::into_inner)
+        locks::read(&self.going)
     }
 
     fn add(&self, window: Window) {

@@ -7,7 +7,7 @@
 //! Lock order: `names` before `shared`, and before the data area.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,10 +29,6 @@ use super::memory::Memory;
 
 /// The volumes of this process: for `finish_all` and for forks.
 pub(super) static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 pub(crate) struct Inner {
     pub(super) config: Config,

@@ -25,12 +25,13 @@ use crate::share::line::End;
 use crate::share::wire::Shown;
 use mojim_env::Result;
 use mojim_env::descriptors;
+use mojim_env::locks::lock;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_memory::fork::{Once, is_forked, register};
 use mojim_memory::shared::Shared;
 use mojim_replica::layout;
 
-use super::attached::{ATTACHED, Inner, Volume, lock};
+use super::attached::{ATTACHED, Inner, Volume};
 use super::table::TABLE;
 
 #[derive(Default)]

@@ -15,10 +15,12 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use mojim_config::Volume as VolumeConfig;
+use mojim_env::locks;
+use mojim_env::locks::lock;
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Env, Error, Result};
 use mojim_memory::region::Region;
@@ -150,15 +152,11 @@ impl Memory {
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.work)
     }
 
     fn try_work(&self) -> Option<MutexGuard<'_, Work>> {
-        match self.work.try_lock() {
-            Ok(work) => Some(work),
-            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        locks::try_lock(&self.work)
     }
 
     /// A turn of the checkpoint thread. True if there is more to do at once.

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, MutexGuard};
 
+use mojim_env::locks::lock;
 use mojim_format::catalog::valid_file_name;
 
 use crate::last;
@@ -26,7 +27,7 @@ use mojim_memory::region::Region;
 use mojim_replica::piece::{OtherFile, Piece};
 use mojim_replica::primary::Begun;
 
-use super::attached::{Inner, Names, Volume, lock};
+use super::attached::{Inner, Names, Volume};
 
 /// A file that is taken into a volume is read into memory whole if it has at most so many
 /// bytes.

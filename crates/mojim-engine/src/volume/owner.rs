@@ -19,13 +19,14 @@ use std::time::Duration;
 use crate::last;
 use crate::share::line::{Line, MOST, Port};
 use crate::share::wire::{Part as Wanted, Reply, Request, Shown, VERSION};
+use mojim_env::locks::lock;
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Context, Error, Result};
 use mojim_memory::region::MapFlags;
 use mojim_memory::track::{Remote, Tracker, Unwatched};
 use mojim_replica::layout;
 
-use super::attached::{Inner, Lent, Volume, lock};
+use super::attached::{Inner, Lent, Volume};
 use super::sync_point::{Part, Until, nothing, rollback_part, sync_many, sync_range};
 
 /// Most guests at once.

@@ -9,8 +9,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::attached::lock;
 use super::table::{Mapped, TABLE};
+use mojim_env::locks::lock;
 
 /// A window, and the table's generation when it was found.
 type Remembered = (u64, Arc<Mapped>);

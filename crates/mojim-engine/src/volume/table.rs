@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::reader;
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_memory::fork::is_forked;
 use mojim_memory::quiescence::Quiescence;
 use mojim_memory::region::{Region, Window};
 
-use super::attached::{Inner, Lent, lock};
+use super::attached::{Inner, Lent};
 
 /// The process's table of windows, ascending by address.
 pub(crate) struct Table {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use crate::reader;
 use crate::share::guest;
 use mojim_config::{Rounding, Working};
+use mojim_env::locks::lock;
 use mojim_env::{Error, Result};
 use mojim_memory::committed::Committed;
 use mojim_memory::fork::{check_fork, is_forked};
@@ -23,7 +24,7 @@ use mojim_memory::quiescence::Quiescence;
 use mojim_memory::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use mojim_memory::shared::Shared;
 
-use super::attached::{Inner, Lent, Names, Volume, lock};
+use super::attached::{Inner, Lent, Names, Volume};
 use super::memory::Memory;
 use super::remembered;
 use super::table::{Mapped, TABLE, locate, window_at};

@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, RwLock};
 
+use mojim_env::locks;
 use mojim_format::certificate::Subject;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -171,14 +172,10 @@ impl Keys {
             self.cluster.client(name, protocol, chain, key)
         };
         let both = [to(ENCRYPTED)?, to(PLAIN)?];
-        let mut nodes = self
-            .cluster
-            .nodes
-            .write()
-            .unwrap_or_else(|e| e.into_inner());
+        let mut nodes = locks::write(&self.cluster.nodes);
         nodes.insert(name.to_owned());
         drop(nodes);
-        let mut clients = self.clients.write().unwrap_or_else(|e| e.into_inner());
+        let mut clients = locks::write(&self.clients);
         clients.insert(at, (name.to_owned(), both));
         Ok(())
     }
@@ -189,7 +186,7 @@ impl Keys {
         to: &SocketAddr,
         encrypt: bool,
     ) -> io::Result<(String, Arc<ClientConfig>)> {
-        let clients = self.clients.read().unwrap_or_else(|e| e.into_inner());
+        let clients = locks::read(&self.clients);
         let (name, both) = clients.get(to).ok_or_else(|| {
             let text = format!(
                 "no node of cluster {} has the address {to}",
@@ -232,7 +229,7 @@ impl Cluster {
         };
         let subject = Subject::parse(name, &self.name)
             .ok_or_else(|| other(format!("{name:?} is no name of cluster {}", self.name)))?;
-        let nodes = self.nodes.read().unwrap_or_else(|e| e.into_inner());
+        let nodes = locks::read(&self.nodes);
         if let Subject::Node(n) = &subject
             && !nodes.contains(n)
         {

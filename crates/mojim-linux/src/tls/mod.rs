@@ -18,21 +18,18 @@ mod tests;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use handshake::{Handshake, Secrets};
 pub use keys::Keys;
+use mojim_env::locks::lock;
 use mojim_format::certificate::Subject;
 use records::{Rx, Tx};
 
 use super::error;
 use super::net::Socket;
 use mojim_env::{Address, Conn, Proof};
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 /// A connection that proves who is at its ends.
 pub(super) struct Tls {

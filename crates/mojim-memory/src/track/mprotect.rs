@@ -65,8 +65,9 @@
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use mojim_env::locks::lock;
 use mojim_env::threads::SignalsWait;
 use rustix::mm::{Advice, MprotectFlags};
 
@@ -182,7 +183,7 @@ impl Mprotect {
     /// faults. A run that cannot be protected stays open.
     pub(super) fn close(&self, runs: &[Range<usize>]) {
         let region = self.region();
-        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.rearming);
         for run in runs {
             region.clear_bits(run.clone()); // C1
         }
@@ -206,7 +207,7 @@ impl Mprotect {
             }
         }
         let region = self.region();
-        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.rearming);
         // A signal handler of the program on this thread could store, and wait for ever.
         let _quiet = SignalsWait::begin();
         region.alone.store(true, Ordering::SeqCst);
@@ -224,7 +225,7 @@ impl Mprotect {
     pub(super) fn let_in(&self, bytes: &Range<usize>) {
         let region = self.region();
         let units = region.touched(bytes);
-        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.rearming);
         if let Some(m) = &region.metered {
             for unit in units.clone() {
                 m.meter.set(&m.counts[unit], region.full(unit));
@@ -329,7 +330,7 @@ impl Tracker for Mprotect {
             return Ok(());
         }
 
-        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.rearming);
         region.report(&pages, true, out); // C1
         let (Some(first), Some(last)) = (out.get(from), out.last()) else {
             return Ok(());

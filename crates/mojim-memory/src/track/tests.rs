@@ -10,12 +10,13 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{RwLock, RwLockReadGuard};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::*;
+use mojim_env::locks;
 
 mod release;
 
@@ -692,13 +693,13 @@ fn mappings() -> usize {
 static MAPPINGS: RwLock<()> = RwLock::new(());
 
 fn few_mappings() -> RwLockReadGuard<'static, ()> {
-    MAPPINGS.read().unwrap_or_else(PoisonError::into_inner)
+    locks::read(&MAPPINGS)
 }
 
 /// More separate pages than the kernel allows mappings, alternating, twice.
 #[test]
 fn many_scattered_pages() {
-    let _alone = MAPPINGS.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = locks::write(&MAPPINGS);
     let n = 70_000;
     let len = 2 * n * page();
     for kind in kinds() {

@@ -35,7 +35,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex};
 
 use super::meter::Meter;
 use super::mprotect;
@@ -44,6 +44,7 @@ use super::tracker::{GivesBack, Tracker, check_range};
 use super::uffd::{self, unite};
 use ages::Ages;
 use levels::TwoLevel;
+use mojim_env::locks;
 use release_queue::ReleaseQueue;
 
 mod ages;
@@ -174,11 +175,7 @@ impl Tracker for TwoLevel {
         }
         let wanted = start..end;
         let from = out.len();
-        let held = match self.ages.try_lock() {
-            Ok(held) => Some(held),
-            Err(TryLockError::Poisoned(e)) => Some(PoisonError::into_inner(e)),
-            Err(TryLockError::WouldBlock) => None,
-        };
+        let held = locks::try_lock(&self.ages);
         let mut own = Vec::new();
         let Some(mut ages) = held.filter(|_| rearm) else {
             self.unseen(&wanted, rearm, &mut own);

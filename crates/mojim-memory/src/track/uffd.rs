@@ -26,9 +26,10 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use mojim_env::locks::lock;
 use mojim_env::{descriptors, reserve};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -130,7 +131,7 @@ pub(crate) struct Marks {
 
 impl Marks {
     pub(crate) fn add(&self, range: Range<usize>) {
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = lock(&self.ranges);
         ranges.push(range);
         unite(&mut ranges, 0);
         self.any.store(true, Ordering::Release);
@@ -147,7 +148,7 @@ impl Marks {
         if !self.any.load(Ordering::Acquire) {
             return;
         }
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges = lock(&self.ranges);
         let scanned = out.len();
         for range in ranges.iter() {
             let part = range.start.max(wanted.start)..range.end.min(wanted.end);

@@ -4,6 +4,7 @@
 //! that is at the same work, except in `persist_wait`.
 
 use super::*;
+use mojim_env::turns;
 
 /// What a look at a link found.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,20 +43,15 @@ impl Primary {
     /// Makes lane `lane` persistent up to its head, unless another thread is at it.
     #[inline]
     pub(crate) fn persist(&self, lane: usize) -> Result<()> {
-        let guard = match self.lanes[lane].persist.try_lock() {
-            Ok(g) => g,
-            Err(TryLockError::WouldBlock) => return Ok(()),
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-        };
-        self.persist_held(lane, guard)
+        match turns::try_lock(&self.lanes[lane].persist) {
+            Some(guard) => self.persist_held(lane, guard),
+            None => Ok(()),
+        }
     }
 
     /// As `persist`, but waits for a thread that is at it.
     pub fn persist_wait(&self, lane: usize) -> Result<()> {
-        let guard = self.lanes[lane]
-            .persist
-            .lock()
-            .unwrap_or_else(|e| e.into_inner());
+        let guard = turns::lock(&self.lanes[lane].persist);
         self.persist_held(lane, guard)
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::*
 use std::time::Duration;
 
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 use mojim_env::{Longest, Space};
 use mojim_format::Level;
 
@@ -52,7 +53,7 @@ impl Default for OtherEnd {
 impl OtherEnd {
     /// Its name; empty if there is none.
     pub(super) fn name(&self) -> MutexGuard<'_, String> {
-        self.name.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.name)
     }
 
     /// It is at this level, as a Welcome or an acknowledgement says.
@@ -87,12 +88,12 @@ impl OtherEnd {
     }
 
     pub(super) fn room(&self) -> Option<(u64, Space)> {
-        *self.room.lock().unwrap_or_else(|e| e.into_inner())
+        *lock(&self.room)
     }
 
     /// It has told its room.
     pub(crate) fn has_room(&self, applied: u64, space: Space) {
-        *self.room.lock().unwrap_or_else(|e| e.into_inner()) = Some((applied, space));
+        *lock(&self.room) = Some((applied, space));
     }
 
     /// Silence after which the link counts as broken.

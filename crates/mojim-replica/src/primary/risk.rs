@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 use mojim_store::log::Live;
 
 /// What only this node's memory has, since the mirror was lost.
@@ -26,7 +27,7 @@ pub(super) struct AtRisk(Mutex<Option<Risk>>);
 impl AtRisk {
     /// A loss was noticed, unless the last one is not over yet.
     pub(super) fn begin(&self, bytes: u64, since: Duration, ends: Vec<u64>) {
-        let mut risk = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut risk = lock(&self.0);
         risk.get_or_insert(Risk { bytes, since, ends });
     }
 
@@ -37,7 +38,7 @@ impl AtRisk {
         now: impl FnOnce() -> Duration,
         live: impl Fn(Live) -> &'a AtomicU64,
     ) {
-        let mut risk = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut risk = lock(&self.0);
         let Some(r) = &*risk else {
             return;
         };

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;
 
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 use mojim_protocol::{AckRule, Prefix};
 
 /// Flag beside the rule: nothing becomes committed at present.
@@ -79,7 +80,7 @@ impl Rule {
     }
 
     fn told(&self) -> MutexGuard<'_, u64> {
-        self.told.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.told)
     }
 
     /// The present rule.

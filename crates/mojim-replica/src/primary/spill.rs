@@ -7,6 +7,7 @@
 
 use super::*;
 use crate::piece::{cut, encode, read_copies};
+use mojim_env::turns::lock;
 
 impl Primary {
     /// As `begin_copied`, but never waits: the bytes are taken, the rest is done by
@@ -143,7 +144,7 @@ impl Primary {
         }
         if now.saturating_sub(s.quiet) > limit {
             let spill_error = self.spills.error();
-            let link_error = self.link_error.lock().unwrap_or_else(|e| e.into_inner());
+            let link_error = lock(&self.link_error);
             let link_error = link_error.as_ref().map(Error::to_string);
             let why = spill_error.as_ref().or(link_error.as_ref());
             return Err(Error::Timeout(format!(

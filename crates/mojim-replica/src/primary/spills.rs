@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Duration;
 
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 
 use crate::piece::Piece;
 use crate::spill_out::SpillFile;
@@ -33,15 +34,15 @@ pub(crate) struct Spills {
 
 impl Spills {
     fn turn(&self) -> MutexGuard<'_, Option<(SpillFile, bool)>> {
-        self.turn.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.turn)
     }
 
     fn how_far(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.reached.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.reached)
     }
 
     pub(super) fn error(&self) -> MutexGuard<'_, Option<String>> {
-        self.error.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.error)
     }
 
     /// Bytes of spill files that got further than ever before.

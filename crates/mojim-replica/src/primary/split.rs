@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 use mojim_store::log::Log;
 
 /// Their first and last LSNs.
@@ -22,7 +23,7 @@ pub(super) struct Split {
 
 impl Split {
     fn points(&self) -> std::sync::MutexGuard<'_, Vec<(u64, u64)>> {
-        self.points.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.points)
     }
 
     /// Adds a sync point in parts. Called before its first part can be seen.

@@ -6,6 +6,7 @@
 use super::group::{Led, Waiting, Waits};
 use super::*;
 use crate::pace::Pace;
+use mojim_env::turns::lock;
 
 /// How far the records had got towards the mirror when a waiting call last looked.
 ///
@@ -247,12 +248,7 @@ impl Primary {
         // The error of an earlier link says nothing of one that is up.
         let why = match self.link_up.load(Acquire) {
             true => Some("the link to it is up, and nothing moves on it".to_owned()),
-            false => self
-                .link_error
-                .lock()
-                .unwrap_or_else(|e| e.into_inner())
-                .as_ref()
-                .map(Error::to_string),
+            false => lock(&self.link_error).as_ref().map(Error::to_string),
         };
         Error::Timeout(format!(
             "{what}; the mirror did not move on within {limit:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
@@ -288,7 +284,7 @@ impl Primary {
     /// Says that the link must be made anew, and why: a record that the mirror refused is
     /// not sent a second time.
     pub fn suspect(&self, why: Error) {
-        *self.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why);
+        *lock(&self.link_error) = Some(why);
         self.suspect.store(true, Release);
         self.link_work.notify();
     }

@@ -1,6 +1,7 @@
 //! The lanes of a session: opened when both ends agree, and watched.
 
 use super::*;
+use mojim_env::turns::lock;
 
 impl Session {
     /// All lanes are open: records flow.
@@ -11,19 +12,14 @@ impl Session {
         for (lane, (conn, carrier, at)) in self.policy.primary.lanes.iter().zip(lanes) {
             // The mirror may have got records whose acknowledgement was lost,
             // but nothing before `at` is missing there.
-            let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
+            let mut slot = lock(&lane.rx);
             slot.install(Rx::new(conn.clone(), carrier.clone(), at));
             lane.acked_at.store(at, Relaxed);
             drop(slot);
-            *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = Some(Tx::new(conn, carrier, at));
+            *lock(&lane.tx) = Some(Tx::new(conn, carrier, at));
         }
         self.backoff = FIRST_PAUSE;
-        *self
-            .policy
-            .primary
-            .link_error
-            .lock()
-            .unwrap_or_else(|e| e.into_inner()) = None;
+        *lock(&self.policy.primary.link_error) = None;
         if std::mem::take(&mut self.policy.attach)
             && let Some(views) = &mut self.policy.views
         {

@@ -11,6 +11,7 @@
 //!   not know that it is.
 
 use mojim_config::MediumKind;
+use mojim_env::locks::lock;
 use mojim_format::State;
 use mojim_protocol::view::Register;
 
@@ -19,7 +20,6 @@ use super::setup::Mode;
 use super::state::{Checked, Cluster, Kept, Whose};
 use crate::failures::Takes;
 use crate::rot;
-use crate::views::lock;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::told::Told;
 

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use mojim_env::locks::lock;
 use mojim_format::State;
 use mojim_protocol::AckRule;
 use mojim_protocol::view::Member;
@@ -12,7 +13,6 @@ use mojim_store::store::Store;
 
 use super::node::{NAMES, Role, committed, node};
 use super::state::{Checked, Cluster};
-use crate::views::lock;
 
 impl Cluster {
     /// Observes node `n` after one of its steps.

@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_format::{State, Superblock};
 use mojim_protocol::view::{Member, Register};
 
 use super::node::{Forwarding, NAMES, Role, node, peer};
 use super::state::{Checked, Cluster};
 use crate::nodes::{NODES, SPARE};
-use crate::views::lock;
 
 impl Cluster {
     /// The steps that only clusters with a replacement have.

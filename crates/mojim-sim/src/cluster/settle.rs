@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_format::State;
 use mojim_protocol::view::Member;
 use mojim_replica::primary::Primary;
@@ -15,7 +16,6 @@ use super::state::{Checked, Cluster};
 use crate::ctx::Faults;
 use crate::nodes::NODES;
 use crate::shrink::Nobody;
-use crate::views::lock;
 
 impl Cluster {
     /// Faults stop and everything restarts: the cluster must become whole again.

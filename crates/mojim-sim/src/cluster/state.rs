@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use mojim_env::locks::lock;
 use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 
@@ -17,7 +18,7 @@ use crate::check::{Checker, Violation};
 use crate::nodes::NODES;
 use crate::rng::Rng;
 use crate::rot::Rot;
-use crate::views::{SimRegister, SimViews, lock};
+use crate::views::{SimRegister, SimViews};
 use crate::world::World;
 
 pub(super) type Checked<T = ()> = Result<T, Violation>;

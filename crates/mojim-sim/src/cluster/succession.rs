@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use mojim_env::locks::lock;
 use mojim_protocol::view::Register;
 use mojim_replica::fallback_timer::FallbackTimer;
 use mojim_replica::mirror::Mirror;
@@ -12,7 +13,6 @@ use mojim_store::store::Store;
 
 use super::node::{Fallback, NAMES, Role, VOLUME, node};
 use super::state::{Checked, Cluster};
-use crate::views::lock;
 
 impl Cluster {
     /// Node `n` suspects that its primary is dead, rightly or not: this is never unsafe

@@ -6,8 +6,8 @@
 use super::node::{NAMES, Role};
 use super::state::{Checked, Cluster};
 use crate::failures::Takes;
-use crate::views::lock;
 use crate::world::CrashKind;
+use mojim_env::locks::lock;
 
 impl Cluster {
     /// In clusters whose nodes may have any role, this trouble is rarer, since most of

@@ -6,11 +6,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use mojim_env::locks::lock;
 use mojim_env::{Env, Memory};
 use mojim_persistent::log::{Log, Medium};
 
 use super::medium::Shadow;
-use super::model::{Broken, Content, Model, Named, System, lock};
+use super::model::{Broken, Content, Model, Named, System};
 use crate::memory::LINE;
 use crate::rng::Rng;
 

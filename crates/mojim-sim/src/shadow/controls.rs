@@ -8,10 +8,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use mojim_env::locks::lock;
 use mojim_env::{Env, Memory};
 
 use super::medium::Shadow;
-use super::model::{Broken, Content, Model, Named, System, lock};
+use super::model::{Broken, Content, Model, Named, System};
 use crate::rng::Rng;
 
 const DATA: u64 = 64;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
+use mojim_env::locks::lock;
 use mojim_env::{Env, Locker};
 use mojim_format::State;
 use mojim_protocol::AckRule;
@@ -18,7 +19,7 @@ use mojim_store::log::LogSpec;
 use mojim_store::store::{Store, StoreSpec};
 
 use super::medium::Shadow;
-use super::model::{Broken, Content, Model, Named, System, lock};
+use super::model::{Broken, Content, Model, Named, System};
 use crate::rng::Rng;
 
 const LANES: usize = 2;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use mojim_env::Result as Done;
+use mojim_env::locks::lock;
 use mojim_format::heap::{
     ALIGNMENT, ALLOCATED, FREE, HEAD_LEN, HeapHead, chunk_entry_at, encode_chunk,
 };
@@ -25,7 +26,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::engine::{read_back, start, text};
 use super::medium::Shadow;
-use super::model::{Broken, Content, HeapDefect as Defect, Model, Named, System, lock};
+use super::model::{Broken, Content, HeapDefect as Defect, Model, Named, System};
 use crate::rng::Rng;
 
 /// Addresses of a heap, and where the first one lies.

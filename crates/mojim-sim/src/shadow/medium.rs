@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use mojim_env::locks::lock;
 use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Memory, OpenHow};
 use mojim_store::log::{CONTROL_LEN, LIVE_AT};
 
@@ -270,10 +271,6 @@ impl Shadow {
     pub(super) fn has_failed(&self) -> bool {
         self.lock().failure.is_some()
     }
-}
-
-fn lock(m: &Mutex<State>) -> MutexGuard<'_, State> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Changes the bytes that are within the file.

@@ -28,7 +28,8 @@ use controls::Control;
 use engine::Engine;
 use heap::Persistent;
 use medium::{Image, Omit, Recorder, Shadow};
-use model::{Content, Model, SyncHistory, System, lock};
+use model::{Content, Model, SyncHistory, System};
+use mojim_env::locks::lock;
 
 pub use medium::Looked;
 pub use model::Broken;

@@ -5,7 +5,7 @@
 //! judged by the same model.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use mojim_persistent::log::Defect::{Fence, LastWord, Order, SameBit, Stale, Sum, Truncate};
 use mojim_persistent::log::Encoding::{Checksum, TornBit, TwoFences};
@@ -183,10 +183,6 @@ pub(super) struct SyncHistory {
 }
 
 pub(super) type Model = Mutex<SyncHistory>;
-
-pub(super) fn lock(m: &Model) -> MutexGuard<'_, SyncHistory> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
 
 impl SyncHistory {
     pub(super) fn last(&self) -> &Content {

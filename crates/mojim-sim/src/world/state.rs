@@ -13,10 +13,11 @@ use crate::memory::Region;
 use crate::net::Net;
 use crate::rng::Rng;
 use mojim_env::Locker;
+use mojim_env::locks::lock;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 const CRASH: &str = "simulated crash";
 
@@ -186,7 +187,7 @@ pub(super) struct Shared(pub(super) Arc<Mutex<State>>);
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic of the engine in a test must not hide behind a second one.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use mojim_env::File;
+use mojim_env::locks::lock;
 
 /// Open data files, by their numbers in the catalogue.
 #[derive(Default)]
@@ -17,7 +18,7 @@ pub struct OpenFiles(Mutex<BTreeMap<u32, Arc<dyn File>>>);
 
 impl OpenFiles {
     pub(super) fn all(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<dyn File>>> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        lock(&self.0)
     }
 
     /// The file of a number, if it is open.

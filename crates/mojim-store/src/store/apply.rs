@@ -12,11 +12,12 @@ use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use mojim_env::turns::lock;
 use mojim_format::{Op, OpKind};
 
 use super::applier::{Applier, MARKS, changes_names};
 use super::hold::MOST_CHANGED;
-use super::state::{Store, Watch, lock};
+use super::state::{Store, Watch};
 use crate::area::{Area, MOST_IMAGE};
 use crate::log::{Live, Log, Placed};
 use mojim_env::{Error, Result};

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
+use mojim_env::turns::lock;
 
 /// Turns of threads that had to wait, after which a reader is let through to the lock although
 /// more of them wait: those that wait may be many, and never none.
@@ -52,11 +53,6 @@ impl<T> Deref for ReaderTurn<'_, T> {
     fn deref(&self) -> &T {
         &self.value
     }
-}
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // As everywhere in the store: the others go on with the data as it is.
-    m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl<T> Gate<T> {

@@ -9,9 +9,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Weak};
 
+use mojim_env::turns::lock;
 use mojim_format::message::COPY_PAGE;
 
-use super::state::{Hold, Store, Watch, lock};
+use super::state::{Hold, Store, Watch};
 use mojim_env::turns::Mutex;
 
 impl Hold {

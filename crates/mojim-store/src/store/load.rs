@@ -4,12 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 
+use mojim_env::locks;
+use mojim_env::turns::lock;
 use mojim_format::message::{CopyHave, CopySums, CopyWant};
 use mojim_format::{CatalogEntry, EpochStart, State};
 use mojim_protocol::History;
 
 use super::applier::Applier;
-use super::state::{Store, StoreSpec, lock};
+use super::state::{Store, StoreSpec};
 use crate::area::Area;
 use crate::log::{Live, Log};
 use crate::stage::{self, Stage};
@@ -261,8 +263,7 @@ impl Store {
                 s.view.mirror.clear();
             }
         })?;
-        *self.history.write().unwrap_or_else(|e| e.into_inner()) =
-            Arc::new(History::from_entries(history).unwrap_or_default());
+        *locks::write(&self.history) = Arc::new(History::from_entries(history).unwrap_or_default());
         let mut durable = lock(&self.durable);
         for (log, &s) in self.logs.iter().zip(&starts) {
             log.release(s);

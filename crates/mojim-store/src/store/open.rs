@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, OnceLock, RwLock};
 
+use mojim_env::turns::lock;
 use mojim_format::superblock::SUPERBLOCK_VERSION;
 use mojim_format::{FormatError, SUPERBLOCK_LEN, State, Superblock, View};
 use mojim_protocol::History;
@@ -21,7 +22,7 @@ use mojim_protocol::History;
 use super::applier::Applier;
 use super::gate::Gate;
 use super::mutations::Mutations;
-use super::state::{JOINING, Missing, Store, StoreSpec, SuperblockFile, lock};
+use super::state::{JOINING, Missing, Store, StoreSpec, SuperblockFile};
 use crate::area::{Area, make_dirs, replace_file};
 use crate::log::{Live, Log, LogIdentity, LogSpec, ScannedRecord, Survival};
 use crate::progress::Progress;

@@ -6,9 +6,10 @@
 
 use std::collections::HashSet;
 
+use mojim_env::turns::lock;
 use mojim_format::{CatalogEntry, OpKind};
 
-use super::state::{Store, lock};
+use super::state::Store;
 use crate::area::valid_name;
 use mojim_env::Result;
 

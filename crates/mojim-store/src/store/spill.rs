@@ -11,9 +11,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use mojim_env::turns::lock;
 use mojim_format::{FormatError, Op, OpKind, RECORD_HEADER_LEN, RecordHeader};
 
-use super::state::{Store, lock};
+use super::state::Store;
 use crate::area::{named_spill, spill_path};
 use mojim_env::{Context, Error, File, OpenHow, Result};
 

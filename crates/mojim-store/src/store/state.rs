@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, MutexGuard, OnceLock, RwLock, Weak};
 use std::time::Duration;
 
+use mojim_env::locks;
+use mojim_env::turns::lock;
 use mojim_format::superblock::SUPERBLOCK_VERSION;
 use mojim_format::{Level, SUPERBLOCK_LEN, Superblock, crc32c};
 use mojim_protocol::History;
@@ -214,12 +216,6 @@ pub struct Watch {
     pub(super) pages: Mutex<BTreeSet<(u32, u64)>>,
 }
 
-pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while one of these locks is held comes from a broken invariant. It ends
-    // that thread; the others go on with the data as it is.
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 impl Store {
     /// This node's surroundings.
     pub fn env(&self) -> &Arc<dyn Env> {
@@ -243,10 +239,7 @@ impl Store {
 
     /// The epochs of this copy.
     pub fn history(&self) -> Arc<History> {
-        self.history
-            .read()
-            .unwrap_or_else(|e| e.into_inner())
-            .clone()
+        locks::read(&self.history).clone()
     }
 
     /// The last LSN of the contiguous prefix that recovery found, or where the copy was

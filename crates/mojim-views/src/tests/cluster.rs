@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mojim_env::locks::lock;
 use mojim_env::{Address, Env, Error};
 use mojim_linux::{Listener, Os};
 use mojim_protocol::view::Register;
@@ -21,7 +22,6 @@ use super::failing::Failing;
 use super::register;
 use super::storage::as_format_1;
 use crate::RegisterVoter;
-use crate::lock;
 use crate::net::{Links, numbered};
 use crate::views::{Options, RaftViews, may_write, meet};
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mojim_env::locks::lock;
 use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Env, Error};
 use mojim_format::FrameKind;
@@ -17,7 +18,6 @@ use mojim_replica::request::{Question, RaftCall};
 use serde_json::json;
 
 use super::Temp;
-use crate::lock;
 use crate::views::{Options, RaftViews};
 
 /// What happens to the questions of one voter to another.

@@ -6,13 +6,14 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::limits::{LIMITS, Limits};
 use super::region::Answer;
 use super::table::{DEAD, LIVE, TABLE, USED};
 use crate::track::meter::MOST_TEXT;
+use mojim_env::locks::lock;
 
 /// How long a handler waits before a store that cannot be let in is tried again.
 const SHORTLY: Duration = Duration::from_micros(50);
@@ -29,7 +30,7 @@ unsafe impl Sync for Previous {}
 
 pub(super) fn install() -> io::Result<()> {
     static INSTALLED: Mutex<bool> = Mutex::new(false);
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = lock(&INSTALLED);
     if *installed {
         return Ok(());
     }

@@ -6,10 +6,11 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::track::meter::Meter;
 use crate::track::tracker::push;
+use mojim_env::locks::lock;
 
 /// What a region needs to give pages back.
 pub(super) struct ReleaseQueue {
@@ -40,7 +41,7 @@ impl ReleaseQueue {
     }
 
     pub(super) fn order(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.order)
     }
 
     /// Appends the unseen chunks that overlap `wanted`. With `take`, those that lie wholly in
