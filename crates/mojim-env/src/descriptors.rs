@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::{Duration, Instant};
 
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
@@ -179,12 +179,17 @@ pub fn is_the_programs(number: RawFd) -> bool {
 }
 
 fn is_open(number: RawFd) -> bool {
-    if number < 0 {
-        return false;
+    // The system call itself: the number may be of no open descriptor, so nothing borrows it, and
+    // `fcntl` of the C library may be an interposer's.
+    // SAFETY: F_GETFD takes any number and touches no memory. `errno` is this thread's own, and a signal
+    // handler leaves it as it was.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        let flags = libc::syscall(libc::SYS_fcntl, number, libc::F_GETFD);
+        *errno = before;
+        flags >= 0
     }
-    // SAFETY: only F_GETFD is done with it, which is allowed for any number from 0 on.
-    let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    rustix::io::fcntl_getfd(fd).is_ok()
 }
 
 /// Runs `f`, which puts something under a number of the program's choice (`dup2`), so

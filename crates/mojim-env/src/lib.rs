@@ -13,6 +13,7 @@ pub mod futex;
 pub mod locks;
 pub mod page_delta;
 pub mod processors;
+pub mod racing;
 pub mod reserve;
 pub mod threads;
 pub mod turns;

@@ -35,10 +35,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use crate::diff;
 use crate::file_pages::{FilePages, MOST_PAGES};
 use crate::page_lsns::{Note, PageLsns};
-use mojim_env::locks;
 use mojim_env::locks::lock;
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Error, File, Result, reserve};
+use mojim_env::{locks, racing};
 
 /// Most bytes of images in the process, free buffers included.
 const MOST_BYTES: usize = 64 << 20;
@@ -559,8 +559,8 @@ impl Committed {
             };
             match room {
                 Some(mut bytes) => {
-                    // SAFETY: a page from each; a raw copy, since others may store.
-                    unsafe { std::ptr::copy_nonoverlapping(now, bytes.ptr(), self.page) };
+                    // SAFETY: a page from each. Others may store to the first.
+                    unsafe { racing::copy(now, bytes.ptr(), self.page) };
                     push(part, bytes.ptr());
                     images.keep(page, Kind::Whole(bytes), noted.lsn(), u64::MAX);
                 }

@@ -3,7 +3,10 @@
 //!
 //! Owns the comparison, in words of 8 bytes, by the widest registers that the
 //! processor has. What differs is copied in the same pass, so that the copy is
-//! what a record is made of, whatever other threads store meanwhile.
+//! what a record is made of, whatever other threads store meanwhile. Such memory is
+//! read as `racing.rs` of `mojim-env` says.
+
+use mojim_env::racing;
 
 /// Bytes compared at once.
 const WORD: usize = 8;
@@ -132,7 +135,7 @@ impl<F: FnMut(usize, usize)> Runs<'_, F> {
         for i in range {
             // SAFETY: as the caller says.
             unsafe {
-                if self.now.add(i).read_volatile() != self.copy.add(i).read() {
+                if racing::byte(self.now.add(i)) != self.copy.add(i).read() {
                     self.add(i, i + 1);
                 }
             }
@@ -158,10 +161,10 @@ impl<F: FnMut(usize, usize)> Runs<'_, F> {
     #[inline]
     unsafe fn close(&mut self) {
         if let Some((begin, end)) = self.open.take() {
-            // SAFETY: as the caller says; a raw copy, since others may store.
+            // SAFETY: as the caller says.
             unsafe {
                 let (from, to) = (self.now.add(begin), self.copy.add(begin));
-                std::ptr::copy_nonoverlapping(from, to, end - begin);
+                racing::copy(from, to, end - begin);
             }
             (self.changed)(begin, end);
         }
@@ -176,7 +179,7 @@ unsafe fn words_differ(x: *const u8, y: *const u8, words: usize) -> u64 {
     for i in 0..words {
         // SAFETY: as the caller says; the copy need not be aligned.
         let differs = unsafe {
-            let x = x.add(i * WORD).cast::<u64>().read_volatile();
+            let x = racing::word(x.add(i * WORD));
             x != y.add(i * WORD).cast::<u64>().read_unaligned()
         };
         mask |= u64::from(differs) << i;
@@ -189,12 +192,14 @@ unsafe fn words_differ(x: *const u8, y: *const u8, words: usize) -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2(x: *const u8, y: *const u8) -> u64 {
-    use std::arch::x86_64::*;
+    use std::arch::{asm, x86_64::*};
     let mut mask = 0u64;
     for i in 0..BLOCK / 32 {
-        // SAFETY: as the caller says; unaligned loads.
+        // SAFETY: as the caller says; unaligned loads. The first is as those of `racing`.
         unsafe {
-            let a = _mm256_loadu_si256(x.add(i * 32).cast());
+            let a: __m256i;
+            asm!("vmovdqu {}, ymmword ptr [{}]", out(ymm_reg) a, in(reg) x.add(i * 32),
+                options(nostack, readonly, preserves_flags));
             let b = _mm256_loadu_si256(y.add(i * 32).cast());
             let same = _mm256_castsi256_pd(_mm256_cmpeq_epi64(a, b));
             let differ = !_mm256_movemask_pd(same) as u64 & 0xf;
@@ -209,12 +214,14 @@ unsafe fn avx2(x: *const u8, y: *const u8) -> u64 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512(x: *const u8, y: *const u8) -> u64 {
-    use std::arch::x86_64::*;
+    use std::arch::{asm, x86_64::*};
     let mut mask = 0u64;
     for i in 0..BLOCK / 64 {
-        // SAFETY: as the caller says; unaligned loads.
+        // SAFETY: as the caller says; unaligned loads. The first is as those of `racing`.
         unsafe {
-            let a = _mm512_loadu_si512(x.add(i * 64).cast());
+            let a: __m512i;
+            asm!("vmovdqu64 {}, zmmword ptr [{}]", out(zmm_reg) a, in(reg) x.add(i * 64),
+                options(nostack, readonly, preserves_flags));
             let b = _mm512_loadu_si512(y.add(i * 64).cast());
             mask |= u64::from(_mm512_cmpneq_epi64_mask(a, b)) << (i * 8);
         }

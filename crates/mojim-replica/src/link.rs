@@ -491,14 +491,10 @@ impl RingIn {
     fn copy(&self, off: usize, to: &mut [u8]) {
         assert!(off + to.len() <= self.size as usize);
         // SAFETY: inside the ring (asserted). The peer may be writing there;
-        // what is copied is validated afterwards, and a racing byte copy
-        // through raw pointers reads arbitrary bytes, no more.
+        // what is copied is validated afterwards.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.ring.ptr().add(CONTROL_LEN + off),
-                to.as_mut_ptr(),
-                to.len(),
-            );
+            let from = self.ring.ptr().add(CONTROL_LEN + off);
+            mojim_env::racing::copy(from, to.as_mut_ptr(), to.len());
         }
     }
 

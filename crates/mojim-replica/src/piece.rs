@@ -2,7 +2,7 @@
 //!
 //! Owns how pieces are encoded, and how they are cut where one record cannot hold them.
 
-use mojim_env::File;
+use mojim_env::{File, racing};
 use mojim_format::record::MAX_OPS;
 use mojim_format::{OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter};
 
@@ -18,8 +18,8 @@ pub enum Piece<'a> {
         file: u32,
         /// Byte offset in the file.
         offset: u64,
-        /// First byte. Read with raw copies: other threads may be storing
-        /// there, which tears this sync point but nothing else.
+        /// First byte. Other threads may be storing there, which tears this sync point but
+        /// nothing else: it is read by `mojim_env::racing` alone.
         ptr: *const u8,
         /// Bytes.
         len: usize,
@@ -167,7 +167,7 @@ impl Piece<'_> {
                 assert_eq!(to.len(), len);
                 // SAFETY: whoever made the piece vouches that `len` bytes at
                 // `ptr` stay readable during the call; the target is ours.
-                unsafe { std::ptr::copy_nonoverlapping(ptr, to.as_mut_ptr(), len) }
+                unsafe { racing::copy(ptr, to.as_mut_ptr(), len) }
             }
             Piece::Create { name, .. } | Piece::Rename { name, .. } => {
                 to.copy_from_slice(name.as_bytes());
