@@ -53,7 +53,7 @@ fn wrong(text: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text.into())
 }
 
-/// Latency of one sync point by mode, transport and size.
+/// Measure one sync point by mode, transport and size.
 #[derive(clap::Args)]
 struct Sync {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -89,11 +89,12 @@ impl Sync {
     }
 }
 
-/// Where the mirror's log is: in memory, unless this says otherwise.
+/// The emulated disk of the mirror's log, if there is one.
 #[derive(clap::Args)]
 struct MirrorDisk {
-    /// The mirror's log is on an emulated disk: in memory, and each durable write takes so many microseconds.
-    /// So one machine says what two would. What waits for it has no ratio.
+    /// Emulate the disk of the mirror's log. It is in memory, and each durable write takes this
+    /// many microseconds. One machine then shows figures for two. Cases that wait for this disk
+    /// have no ratio. Without it, the mirror's log is in memory.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=MOST_MICROS))]
     mirror_disk: Option<u64>,
 }
@@ -104,11 +105,14 @@ impl MirrorDisk {
     }
 }
 
-/// How sync points of many threads share a write: operations per second and latency by the number
-/// of threads, beside a log and links that threads share, and RocksDB.
+/// Measure how threads share the write of a sync point: operations per second and latency by
+/// number of threads.
 ///
-/// "ratio": to the operations per second of the limit, with as many threads, in the same round. With
-/// several rounds a row is the one with the median of the operations per second.
+/// It compares with a log and links that threads share, and with RocksDB.
+///
+/// "ratio" is the operations per second, divided by those of the limit with as many threads in
+/// the same round. With several rounds, a row shows the round with the median operations per
+/// second.
 #[derive(clap::Args)]
 struct Threads {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -123,14 +127,14 @@ struct Threads {
     /// Rounds for each number of threads.
     #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().rounds)]
     rounds: usize,
-    /// Connections of each volume; 0 leaves the key out.
+    /// Connections of each volume. 0 leaves the key out of the configuration.
     #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().connections)]
     connections: usize,
-    /// Bytes of a sync point, and of a value in RocksDB. Above 64 there are no ratios, for the
-    /// limits carry records of 128 bytes.
+    /// Bytes of a sync point, and of a value in RocksDB. Above 64 there are no ratios, because
+    /// the limits carry records of 128 bytes.
     #[arg(long, value_name = "BYTES", default_value_t = ThreadsOptions::default().bytes)]
     bytes: usize,
-    /// What to measure, separated by commas [default: all].
+    /// The cases to measure, separated by commas [default: all].
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(group::case_names()))]
     cases: Vec<String>,
     #[command(flatten)]
@@ -169,13 +173,16 @@ impl Threads {
     }
 }
 
-/// malloc and free in a persistent heap beside allocators of plain memory: mimalloc and jemalloc, where
-/// the system has them (libmimalloc2.0, libjemalloc2), and the C library's.
+/// Measure malloc and free in a persistent heap, beside allocators of plain memory.
 ///
-/// An operation frees a random block of 1,024 and allocates another one. Before: a transaction that
-/// allocates a block and fills it, beside one that fills a block ("to store"), committed over shared
-/// memory. Then: the time to open a heap that is full of small blocks. Needs libmojim.so beside this
-/// command.
+/// The allocators are mimalloc and jemalloc, where installed (libmimalloc2.0, libjemalloc2), and
+/// the C library's. One operation frees a random block of 1,024, and allocates another.
+///
+/// Two more measurements are transactions over shared memory, and the time to open a heap full of
+/// small blocks. One transaction allocates a block and fills it. The other ("to store") fills an
+/// existing block.
+///
+/// Needs libmojim.so beside this command.
 #[derive(clap::Args)]
 struct Heap {
     /// A directory for the files [default: the temporary directory].
@@ -187,10 +194,10 @@ struct Heap {
     /// Operations of a turn.
     #[arg(long, value_name = "N", default_value_t = HeapOptions::default().ops)]
     ops: usize,
-    /// MiB of the heap that is opened; 0: none.
+    /// Size of the heap to open, in MiB. 0 leaves the measurement out.
     #[arg(long, value_name = "MIB", default_value_t = HeapOptions::default().open >> 20)]
     open: usize,
-    /// Have turns as the process's own allocator: for the command itself.
+    /// Take the turns of the process's own allocator. The command starts itself with this.
     #[arg(long, hide = true)]
     serve: bool,
     /// Print one JSON object a line instead of a table.
@@ -217,11 +224,11 @@ impl Heap {
     }
 }
 
-/// Latency of one sync point by the number of pages that were stored to, beside plain msync.
+/// Measure one sync point by the number of changed pages, beside plain msync.
 ///
-/// 8 bytes are changed in each page. Means include the time until everything is durable in the
-/// data file; "to large" and "to small": how many times as fast as plain msync on a file whose
-/// page cache holds large pieces, or single pages.
+/// Each page has 8 changed bytes. Means include the time until everything is durable in the data
+/// file. "to large" and "to small" say how many times faster than plain msync a sync point is.
+/// The page cache of that file holds large folios, or single pages.
 #[derive(clap::Args)]
 struct Fams {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -270,11 +277,11 @@ impl Fams {
     }
 }
 
-/// Latency of a sync point of a whole region with one page changed, by the region's size: 16 MiB
-/// and 4 GiB, all resident, and 64 GiB of which 1 GiB is.
+/// Measure a sync point of a whole region with one changed page, by the size of the region.
 ///
-/// "times": how many times as long as in 16 MiB, without the store and with it. Needs 10 GiB of
-/// memory; the files are sparse.
+/// The regions have 16 MiB and 4 GiB, all in memory, and 64 GiB with 1 GiB in memory. "times"
+/// says how many times as long it takes as in 16 MiB, without the store and with it. Needs 10 GiB
+/// of memory. The files are sparse.
 #[derive(clap::Args)]
 struct Large {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -312,7 +319,7 @@ impl Large {
     }
 }
 
-/// What keys add to a sync point: with encrypted links, with plain ones, and without keys.
+/// Measure how much keys add to a sync point: encrypted links, plain links, and no keys.
 #[derive(clap::Args)]
 struct Tls {
     /// A directory for the files [default: the temporary directory].

@@ -25,19 +25,29 @@ const KILL_AFTER: (usize, Duration) = (5000, Duration::from_secs(3));
 /// Entries that the new primary appends.
 const MORE: u64 = 500;
 
-/// Show it: two nodes, a program killed in the middle of its work, and not a byte lost.
+/// Show a failover: two nodes, a program killed in the middle of its work, and not a byte lost.
 ///
-/// Needs no configuration. Runs two nodes and a program as processes of this machine, in a
-/// temporary directory ($TMPDIR, /var/tmp or the current directory, whichever is on a disk), kills
-/// the primary's program and daemon, promotes the mirror, checks every acknowledged entry byte by
-/// byte, and measures a sync point in each mode beside plain msync. Takes about ten seconds,
-/// 400 MiB of disk and 200 MiB of /dev/shm; everything is removed at the end. Exit code 0 only if nothing was lost or torn.
+/// The demonstration needs no configuration. It runs two nodes and a program on this machine, in
+/// a temporary directory. That is below $TMPDIR, /var/tmp or the current directory: the first
+/// that is on a disk.
+///
+/// 1. It kills the primary's program and daemon.
+///
+/// 2. It promotes the mirror.
+///
+/// 3. It checks every acknowledged entry byte by byte.
+///
+/// 4. It measures a sync point in each mode, beside plain msync.
+///
+/// It takes about 10 seconds, 400 MiB of disk and 200 MiB of /dev/shm. It removes everything at
+/// the end. Exit code 0: nothing was lost or torn.
 #[derive(clap::Args)]
 pub struct Demo {
-    /// Print one JSON object instead of the story.
+    /// Print one JSON object instead of the report.
     #[arg(long)]
     json: bool,
-    /// Leave the temporary directory (configuration, data, the nodes' output) and print where it is.
+    /// Keep the temporary directory (configuration, data, output of the nodes), and print its
+    /// path.
     #[arg(long)]
     keep: bool,
     /// Leave out the measurement.
@@ -97,7 +107,7 @@ impl Demo {
             writeln!(std::io::stdout(), "{result:#}")?;
         } else {
             stage.say(&format!(
-                "\n{}  ({:.0} s; what the guarantees are: docs/reference/guarantees.md)",
+                "\n{}  ({:.0} s; guarantees: docs/reference/guarantees.md)",
                 if ok {
                     "Nothing was lost, nothing was torn."
                 } else {

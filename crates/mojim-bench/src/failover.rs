@@ -17,7 +17,8 @@ use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
 use mojim_cli::failure::{Done, Failure};
 use mojim_cli::supervise::Post;
 
-/// Time from the SIGKILL of a primary's node to the first sync point of the new one.
+/// Measure the time from the SIGKILL of the primary's node to the first sync point of the new
+/// primary.
 #[derive(clap::Args)]
 pub struct FailoverBench {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -26,7 +27,7 @@ pub struct FailoverBench {
     /// Bytes of the volume beside the program's own.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     size: u64,
-    /// Silence after which a node counts as failed, in milliseconds.
+    /// Milliseconds of silence after which a node counts as failed.
     #[arg(long, value_name = "MS", default_value_t = 500)]
     failure_limit: u64,
     /// Rounds.

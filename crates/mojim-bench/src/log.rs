@@ -37,10 +37,12 @@ const VOLUMES: [VolumeOf; 3] = [
     ("shmsync", "sync", "shm"),
 ];
 
-/// Appends to a log in three encodings: in memory that stands for persistent memory, without and
-/// with a delay of 150 ns after each store of 8 bytes, and in volumes, by sync points.
+/// Measure appends to a log in three encodings.
 ///
-/// "ratio": to the torn bit's time at the same place.
+/// The log is in memory that stands for persistent memory, and in volumes. In memory each append
+/// is measured twice: plain, and with a delay of 150 ns after each store of 8 bytes.
+///
+/// "ratio" is the time divided by that of the torn bit at the same place.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LogOptions {
     /// A directory on the disk of the volumes [default: the temporary directory].
@@ -52,7 +54,7 @@ pub struct LogOptions {
     /// Rounds of paired blocks for each size.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub rounds: usize,
-    /// Operations, of 16 appends, in a block.
+    /// Operations in a block. An operation is 16 appends.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub ops: usize,
     /// Print one JSON object a line instead of tables.

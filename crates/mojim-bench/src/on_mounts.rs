@@ -42,19 +42,29 @@ const FILES: [(&str, &str); 6] = [
 /// The distribution's, which has the modules of its packages; else the first one there is.
 const PYTHONS: [&str; 2] = ["/usr/bin/python3", "python3"];
 
-/// Files and programs on a mounted volume, beside the plain file system.
+/// Measure files and programs on a mounted volume, beside the plain file system.
 ///
-/// The places take turns in each round: a plain directory; mounts of volumes in mode `sync` on two nodes
-/// of this machine, whose mirror has its log on the disk or in memory, and the latter over io_uring where that
-/// is switched on; the program's own replication, where it has one; and the program without any sync, which is the limit. Needs what `mojim mount` does,
-/// python3 and cc, and root for PostgreSQL. Programs that are not installed are left out:
-/// `scripts/bench-programs` installs them.
+/// In each round, these places take turns:
+///
+/// - a plain directory
+///
+/// - mounts of volumes in mode `sync` on two nodes of this machine, with the mirror's log on disk
+///   or in memory
+///
+/// - the latter over io_uring, where that is switched on
+///
+/// - the program's own replication, where it has one
+///
+/// - the program without any sync, which is the limit
+///
+/// Needs the same as `mojim mount`, python3 and cc, and root for PostgreSQL. Programs that are
+/// not installed are left out. `scripts/bench-programs` installs them.
 #[derive(clap::Args)]
 pub struct Programs {
     /// A directory on the disk to measure [default: the temporary directory].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Only cases whose names contain this; a case that does not exist is none.
+    /// Only cases whose names contain this text.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Rounds of each case.
@@ -63,8 +73,8 @@ pub struct Programs {
     /// Seconds of each case, place and round.
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
-    /// One place more: the mirror's log on an emulated disk, that is in memory, where each durable write
-    /// takes so many microseconds. So one machine says what two would. The mount's requests come over
+    /// Add a place: the mirror's log on an emulated disk. The disk is in memory, and each durable
+    /// write takes this many microseconds. One machine then shows figures for two. The mount uses
     /// io_uring where that is switched on.
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=MOST_MICROS))]
     mirror_disk: Option<u64>,

@@ -38,8 +38,11 @@ const LEAST: usize = 128 << 20;
 /// A node that takes longer than this over a copy has stopped.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Bytes and time for a fresh node and for one that returns, beside a plain copy; then a sync point
-/// with a mirror, with backups behind it, and by the rival schemes chain, broadcast and write-all.
+/// Measure how a node is brought up to date, and sync points with more copies.
+///
+/// The first table has bytes and time for a fresh node and for one that returns, beside a plain
+/// copy. The second has a sync point with a mirror, and with backups behind it. It compares with
+/// three rival schemes: chain, broadcast and write-all.
 #[derive(clap::Args)]
 pub struct TiersBench {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -48,16 +51,16 @@ pub struct TiersBench {
     /// Bytes of the volume.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     size: usize,
-    /// Rounds of the copies; 0 leaves them out.
+    /// Rounds of the copies. 0 leaves them out.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
-    /// Links that carry a copy [default: as a volume's `copy_streams`].
+    /// Links that carry a copy [default: that of a volume's `copy_streams`].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     copy_streams: Option<u8>,
     /// Rounds of the sync points.
     #[arg(long, value_name = "N", default_value_t = 60)]
     sync_rounds: usize,
-    /// Nodes of the sync points, primary included.
+    /// Nodes of the sync points, including the primary.
     #[arg(long, value_name = "N", default_value_t = 3)]
     nodes: usize,
     /// Print one JSON object a line instead of a table.

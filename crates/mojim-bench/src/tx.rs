@@ -47,27 +47,31 @@ pub const REGIONS: [&str; 3] = ["tracked", "untracked", "populated"];
 /// What is measured.
 pub const CASES: [&str; 3] = ["words", "captured", "table"];
 
-/// Transactions of 1, 10 and 100 scattered 8-byte stores, beside the same by gmsync and libpmemobj.
+/// Measure transactions of 1, 10 and 100 scattered stores of 8 bytes, beside gmsync and
+/// libpmemobj.
 ///
-/// "ratio": how many times as long as libpmemobj's (its own: as gmsync's).
+/// "ratio" is the time divided by that of libpmemobj. In the row of libpmemobj it is its time
+/// divided by that of gmsync.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TxOptions {
     /// A directory on the disk to measure [default: the temporary directory].
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Where what is committed goes: unreplicated with a log in memory, to a mirror by shared
-    /// memory or TCP, unreplicated on the disk.
+    /// Where transactions are committed: to a log in memory without a mirror, to a mirror (shared
+    /// memory or TCP), or to the disk without a mirror.
     #[arg(long, value_name = "PLACE", default_value = "memory", value_parser = PossibleValuesParser::new(PLACES))]
     pub place: String,
-    /// Scattered words, or blocks that gcc captures, or the hash table of Mnemosyne's poster beside
-    /// Berkeley DB. The latter two need gcc, the last libdb-dev too.
+    /// The case: scattered words, blocks that gcc captures, or the hash table of Mnemosyne's
+    /// poster beside Berkeley DB. Blocks and the hash table need gcc. The hash table also needs
+    /// libdb-dev.
     #[arg(long, value_name = "CASE", default_value = "words", value_parser = PossibleValuesParser::new(CASES))]
     pub case: String,
     /// Store to pages that were never stored to.
     #[arg(long)]
     pub cold: bool,
-    /// How Mojim's regions are mapped: with dirty tracking; without, as transactions need none
-    /// (`untracked`, `MOJIM_HEAP_EXACT`); or so, and with their pages there before the first store.
+    /// How the regions of Mojim are mapped. "untracked" is without dirty tracking
+    /// (`MOJIM_HEAP_EXACT`). "populated" is the same, and all pages are present before the first
+    /// store.
     #[arg(long, value_name = "REGIONS", default_value = "tracked", value_parser = PossibleValuesParser::new(REGIONS))]
     pub regions: String,
     /// Rounds of paired blocks for each number of stores.

@@ -20,9 +20,10 @@ use crate::on_mounts::Programs;
 use crate::rivals::Replica;
 use crate::tiers::{TiersBench, Touch};
 
-/// Measure: the sync path against its physical limits and plain msync; heaps, transactions and logs; keys;
-/// programs on a mount; failover; bringing a node up to date, and sync points with more copies, by Mojim
-/// and by rival schemes.
+/// Measure sync points, heaps, transactions, logs, programs on a mount, and failover.
+///
+/// Most measurements also show a physical limit, plain msync, or another product under the same
+/// load.
 #[derive(Parser)]
 #[command(name = "mojim-bench", bin_name = "mojim bench", version)]
 struct Cli {

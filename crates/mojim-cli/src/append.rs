@@ -33,16 +33,16 @@ pub struct Append {
     node: String,
     #[arg(long)]
     volume: Option<String>,
-    /// How many entries; 0: until the log is full.
+    /// Entries to append. 0: until the log is full.
     #[arg(long, default_value_t = 0)]
     entries: u64,
-    /// So many of them, and the rest after a line on standard input.
+    /// Append this many entries first, and the rest after a line on standard input.
     #[arg(long)]
     first: Option<u64>,
     /// Microseconds between two entries.
     #[arg(long, default_value_t = 0)]
     pace: u64,
-    /// Bytes of another file that the volume has beside the log.
+    /// Bytes of another file in the volume, beside the log.
     #[arg(long, default_value_t = 0)]
     ballast: usize,
     /// Stay attached, without appending, until standard input ends.

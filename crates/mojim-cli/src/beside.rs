@@ -12,11 +12,11 @@ use crate::failure::{Done, Failure};
 
 const BENCH: &str = "mojim-bench";
 
-/// What a word of `mojim-bench` is given; that program reads it.
+/// The words that a command of `mojim-bench` gets. That program reads them.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct Words {
-    /// Options, and further words; `--help` says which.
+    /// A measurement and its options. `--help` lists them.
     #[arg(
         value_name = "WORDS",
         trailing_var_arg = true,

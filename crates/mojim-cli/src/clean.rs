@@ -8,18 +8,24 @@ use mojim_linux::rings;
 use crate::failure::{Done, Failure};
 use crate::output;
 
-/// List the memory of nodes and volumes that are gone, or remove it.
+/// List the rings and logs in memory of volumes that are gone, or remove them.
 ///
-/// A ring outlives its program and its daemon, and is removed when the volume is closed in order. Where
-/// instead a node's directory, or a volume's in it, was removed, its ring stays in /dev/shm. This looks
-/// for such rings of the calling user. A directory on a file system that is not mounted looks as if it
-/// were gone: mount it first. Exit code 1 if something is left.
+/// A ring keeps the last records of a log in shared memory. It outlives the program and the
+/// daemon. A clean end of the volume removes it.
+///
+/// If you remove the directory of a node or of a volume first, the ring stays. This command finds
+/// such rings of your user.
+///
+/// Mount all file systems of nodes first. A directory on a file system that is not mounted looks
+/// as if it were gone.
+///
+/// Exit code 1: some are left.
 #[derive(clap::Args)]
 pub struct Clean {
-    /// Where rings are: the nodes' `ring`.
+    /// The directory of the rings: `ring` of the nodes' configuration.
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
     ring: PathBuf,
-    /// Remove it.
+    /// Remove them. Without this option they are only listed.
     #[arg(long)]
     remove: bool,
 }

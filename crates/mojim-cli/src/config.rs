@@ -11,15 +11,15 @@ use crate::ask::load;
 use crate::failure::Done;
 use crate::output;
 
-/// Check a configuration file and print it with every default filled in.
+/// Check a configuration file, and print it with every default filled in.
 ///
-/// All mistakes are reported, each with its line; exit code 2 if there is one.
+/// The command reports all mistakes, each with its line. Exit code 2: there is a mistake.
 #[derive(clap::Args)]
 pub struct Check {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Print JSON: sizes in bytes, times in microseconds.
+    /// Print JSON. Sizes are in bytes, times in microseconds.
     #[arg(long)]
     json: bool,
 }

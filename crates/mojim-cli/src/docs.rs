@@ -26,10 +26,10 @@ impl Completions {
     }
 }
 
-/// Write the manual's pages, one for each word, into a directory.
+/// Write the manual pages, one for each command, into a directory.
 #[derive(clap::Args)]
 pub struct Man {
-    /// The directory; it is made if it is not there.
+    /// The directory for the pages. The command makes it if it is missing.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }

@@ -15,7 +15,7 @@ use crate::output;
 const LOOKS: u32 = 5;
 const BETWEEN: Duration = Duration::from_millis(300);
 
-/// Look into persistent heaps, and give them other addresses.
+/// Inspect persistent heaps, and move them to other addresses.
 #[derive(clap::Args)]
 pub struct HeapCommand {
     #[command(subcommand)]
@@ -29,10 +29,10 @@ enum What {
     Move(Move),
 }
 
-/// What is in a heap: its addresses, roots, and blocks by size.
+/// Show the addresses, the roots, and the number of blocks by size of a heap.
 ///
-/// Reads the file as the node has it on disk: the last sync points of a program that runs may not
-/// be in it yet.
+/// The command reads the file as the node has it on disk. The last sync points of a running
+/// program may be missing in it.
 #[derive(clap::Args)]
 struct Info {
     /// The heap's file, in the volume's directory of a node, or a copy of it.
@@ -42,10 +42,10 @@ struct Info {
     json: bool,
 }
 
-/// Check that a heap is sound: its head, its slab tables, the states of its blocks, its roots.
+/// Check that a heap is sound: its header, its slab tables, its blocks and its roots.
 ///
-/// Exit code 1 if it is not. It may be used meanwhile: what looks wrong is read again, some times,
-/// since the file may be in the middle of a change.
+/// Exit code 1: the heap is not sound. A program may use the heap meanwhile. A part that looks
+/// wrong is read again several times, because the file may be in the middle of a change.
 #[derive(clap::Args)]
 struct Check {
     /// The heap's file, in the volume's directory of a node, or a copy of it.
@@ -55,15 +55,16 @@ struct Check {
     json: bool,
 }
 
-/// Give a heap other addresses, where a program cannot have those that it has.
+/// Move a heap to other addresses, for a program that cannot map its present ones.
 ///
-/// Attaches to the volume, so no program may be. In all allocated blocks, every aligned word of eight bytes
-/// whose value is an address of the heap is changed with it: pointers that a program keeps in another
-/// form (packed, compressed, as a difference) are not found, and a number that has such a value by
-/// chance is changed. All of it is one sync point.
+/// The command attaches to the volume, so no program may be attached. The move is one sync point.
+///
+/// In each allocated block, it changes every aligned word of 8 bytes whose value is an address of
+/// the heap. It does not find pointers in another form: packed, compressed, or stored as a
+/// difference. It also changes a number that has such a value by chance.
 #[derive(clap::Args)]
 struct Move {
-    /// The heap's file, by its name in the volume.
+    /// The name of the heap's file in the volume.
     file: String,
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
@@ -74,13 +75,13 @@ struct Move {
     /// The volume, if the configuration has several.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
-    /// The new first address, as 0x200000000000: a multiple of 1 MiB.
+    /// The new first address, for example 0x200000000000. It is a multiple of 1 MiB.
     #[arg(long, value_name = "ADDRESS", value_parser = number)]
     to: u64,
-    /// Bytes of addresses that it may take from now on [default: as before].
+    /// Bytes of addresses that the heap may use in future [default: as before].
     #[arg(long, value_name = "BYTES", value_parser = number)]
     capacity: Option<u64>,
-    /// Only say how much would change.
+    /// Only print how much would change.
     #[arg(long)]
     dry_run: bool,
     /// Print JSON.

@@ -98,37 +98,49 @@ const SHOWN: Duration = Duration::from_millis(500);
 
 /// Copy files and directories into a volume.
 ///
-/// Each gets its name in the volume's directory when all of it is committed: after any failure it is
-/// there whole, or not at all. A directory of more than 1,000 files needs --in-parts, and twice the room
-/// meanwhile: it gets its name before it is complete, so after a failure a part of it may be there; remove
-/// that, and begin again. Stop the programs that write to the files before. What has the name already is
-/// an error. Modes, times and links are kept, as root owners too, and extended attributes; a file with an
-/// access control list is an error, since a volume has none. The node must be the volume's primary: with
-/// automatic failover this waits until it is. The volume is mounted for the time, as by `mojim run`, and
-/// other programs under `mojim run` go on meanwhile. A command that is killed may leave a directory
-/// `.copy.*`, which can be removed.
+/// Each file or directory gets its name in the volume when all of it is committed. After a
+/// failure it is there as a whole, or not at all.
+///
+/// A directory of more than 1,000 files needs `--in-parts`, and twice the room during the copy.
+/// It gets its name before it is complete. If the copy fails, remove the part that is there, and
+/// begin again.
+///
+/// Stop programs that write to the source files first. A name that exists in the volume is an
+/// error.
+///
+/// The copies keep modes, times, links and extended attributes. Root also keeps owners. A file
+/// with an access control list is an error, because a volume has none.
+///
+/// The node must be the primary of the volume. With automatic failover, the command waits until
+/// it is.
+///
+/// The volume is mounted for the copy, as by `mojim run`. Other programs under `mojim run` go on
+/// meanwhile. If you kill the command, a directory `.copy.*` may stay. You can remove it.
 #[derive(clap::Args)]
 pub struct Import {
     #[command(flatten)]
     at: At,
-    /// Copy also directories of more than 1,000 files: after a failure a part of one may be there.
+    /// Allow directories of more than 1,000 files. After a failure, a part of one may be there.
     #[arg(long)]
     in_parts: bool,
-    /// What is copied.
+    /// The files and directories to copy.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 }
 
 /// Copy files and directories of a volume to a directory elsewhere.
 ///
-/// As `mojim import`, the other way round. Each copy gets its name when all of it is durable. Setuid and
-/// setgid bits of files, and devices, are left out unless --special asks for them: a writer to the volume
-/// has chosen them.
+/// Each copy gets its name when all of it is durable.
+///
+/// Setuid and setgid bits of files are dropped, and devices are left out. They were chosen by a
+/// program that writes to the volume. `--special` keeps both.
+///
+/// The node must be the primary of the volume, as for `mojim import`.
 #[derive(clap::Args)]
 pub struct Export {
     #[command(flatten)]
     at: At,
-    /// What is copied: paths within the volume. Without, everything.
+    /// A path within the volume to copy [default: everything].
     #[arg(long = "path", value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Keep setuid and setgid bits, and devices.
@@ -147,7 +159,7 @@ struct At {
     /// The node on which the volume is mounted.
     #[arg(long, value_name = "NODE")]
     name: String,
-    /// The volume; may be left out if there is only one.
+    /// The volume. You may leave it out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
     /// Print one JSON object.

@@ -22,25 +22,30 @@ use crate::failure::{Done, Failure};
 /// The longest validity of a certificate: no longer than its authority's.
 const MOST_DAYS: i64 = mojim_keys::AUTHORITY_DAYS as i64;
 
-/// Make the keys with which nodes prove their names: an authority, and a certificate per node.
+/// Make the keys by which nodes prove their names: an authority, and a certificate for each node.
 ///
-/// Writes them into the directory that the configuration names with `keys`, which must not hold
-/// any yet: `authority.pem`, `authority.key`, `node.NAME.pem` for each node and `client.pem` for
-/// operators' tools. Each node needs `authority.pem` and its own `node.NAME.pem`, under the same
-/// path; `authority.key` belongs where certificates are made, and on no node.
+/// The command writes into the directory that `keys` names in the configuration. The directory
+/// must be empty.
+///
+/// - `authority.pem` is the authority's certificate. Every node needs it.
+///
+/// - `authority.key` signs certificates. Keep it where you make certificates, and on no node.
+///
+/// - `node.NAME.pem` is for one node. Put it there under the same path.
+///
+/// - `client.pem` is for people who run commands such as `mojim status`.
 #[derive(clap::Args)]
 pub struct Keys {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Make only this node's certificate, anew or for the first time, by the authority that is
-    /// there.
+    /// Make only the certificate of this node, with the existing authority.
     #[arg(long, value_name = "NODE")]
     renew: Option<String>,
-    /// Make only the clients' certificate anew.
+    /// Make only the clients' certificate, with the existing authority.
     #[arg(long, conflicts_with = "renew")]
     renew_client: bool,
-    /// For how many days the certificates are valid; the authority is for ten years.
+    /// Days for which the certificates are valid. The authority is valid for ten years.
     #[arg(long, value_name = "DAYS", default_value_t = DAYS,
           value_parser = clap::value_parser!(u32).range(1..=MOST_DAYS))]
     days: u32,
@@ -80,16 +85,13 @@ impl Keys {
         if self.renew.is_none() && !self.renew_client {
             writeln!(
                 out,
-                "Give each node authority.pem and its own node.NAME.pem, under {}, and whoever asks \
-                 with `mojim status` and the like authority.pem and client.pem. Keep authority.key \
-                 from all of them: who has it can be any node.",
+                "Copy authority.pem and its own node.NAME.pem to each node, under {}. People who run commands such as `mojim status` need authority.pem and client.pem. Keep authority.key away from all of them: its holder can pose as any node.",
                 dir.display()
             )?;
         } else {
             writeln!(
                 out,
-                "Put it in its place and start the node and its programs again; links that are up \
-                 stay up."
+                "Put it in its place, and start the node and its programs again. Links that are up stay up."
             )?;
         }
         writeln!(out, "Valid for {} days.", self.days)?;
@@ -102,8 +104,7 @@ impl Keys {
         match std::fs::read_dir(dir).map(|mut all| all.next().is_some()) {
             Ok(true) => {
                 return Err(Failure::failed(format!(
-                    "{} is not empty: nothing is overwritten, and a new authority would shut every \
-                     node out; `mojim keys --renew NODE` makes the certificate of one node",
+                    "{} is not empty. Nothing was written, because a new authority would shut every node out. `mojim keys --renew NODE` makes the certificate of one node",
                     dir.display()
                 )));
             }

@@ -67,10 +67,12 @@ const AFTER: &str = "\
 Start here: `mojim demo` sets up two nodes in a temporary directory, kills one in the middle of \
 its work and shows that nothing was lost.
 
-Exit codes: 0 done, or the answer is yes; 1 failed, or the answer is no; 2 the command line or \
-the configuration is wrong.";
+Exit codes:
+  0  done, or the answer is yes
+  1  failed, or the answer is no
+  2  the command line or the configuration is wrong";
 
-/// Ordinary memory that is also a file, committed atomically where the program chooses and copied
+/// Keep a program's memory in files, committed atomically where the program chooses, and copied
 /// to a second node.
 #[derive(Parser)]
 #[command(name = "mojim", version, after_help = AFTER)]
@@ -81,7 +83,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show it: two nodes, a program killed in the middle of its work, and not a byte lost.
+    /// Show a failover: two nodes, a program killed in the middle of its work, and not a byte
+    /// lost.
     Demo(beside::Words),
     Keys(keys::Keys),
     Node(node::Node),
@@ -97,9 +100,7 @@ enum Command {
     Clean(clean::Clean),
     Heap(heap::HeapCommand),
     Config(config::Check),
-    /// Measure: the sync path against its physical limits and plain msync; heaps, transactions and logs; keys;
-    /// programs on a mount; failover; bringing a node up to date, and sync points with more copies, by Mojim
-    /// and by rival schemes.
+    /// Measure sync points, heaps, transactions, logs, programs on a mount, and failover.
     Bench(beside::Words),
     Completions(docs::Completions),
     Man(docs::Man),

@@ -33,54 +33,62 @@ const TURN: Duration = Duration::from_millis(200);
 /// every mount for a mirror that is slow.
 const BUSY: Duration = Duration::from_secs(20);
 
-/// Mount a volume as a directory: any program can keep its files there.
+/// Mount a volume as a directory. Any program can keep its files there.
 ///
-/// fsync, fdatasync, msync, and writes with O_SYNC or O_DSYNC are sync points: what they cover is
-/// committed atomically, on the mirror too as the volume's mode says, when they return. What no
-/// program syncs is committed every --commit-interval, and at the end. Names, directories,
-/// links, attributes and times are part of the volume: those changed so far are committed with
-/// every sync point.
+/// These calls are sync points: fsync, fdatasync, msync, and writes with O_SYNC or O_DSYNC. When
+/// one returns, what it covers is committed atomically, and copied as the volume's mode says. A
+/// change that no program syncs is committed after `--commit-interval`, and at the end.
 ///
-/// The mount is the volume's primary, and its only user: no other program attaches the volume
-/// meanwhile. It stays in the foreground. SIGTERM, SIGINT, SIGHUP or `umount DIR` end it: everything
-/// is committed then, before the process ends. If another node takes over, changes fail with EROFS;
-/// with --wait the volume is mounted again once this node is the primary, and until then, as root,
-/// nothing can be changed in the directory (EROFS); not as root, what is written there meanwhile stays
-/// on this machine.
+/// Names, directories, links, attributes and times are part of the volume. Every sync point
+/// commits all such changes made so far.
 ///
-/// With --read the directory only shows the volume, on a node that follows: the mirror (not in mode
-/// sync-disk), or a backup, also while the volume is mounted or attached on the primary. It shows
-/// whole sync points, and follows the primary; every change fails with EROFS. While the node's daemon
-/// does not answer, calls fail with EIO.
+/// The mount is the primary of the volume. No other program can attach the volume meanwhile.
+///
+/// The mount stays in the foreground. SIGTERM, SIGINT, SIGHUP or `umount DIR` ends it, after it
+/// has committed everything.
+///
+/// If another node takes over, changes fail with EROFS. With `--wait`, the mount waits until this
+/// node is the primary again, and mounts the volume again. Until then, root cannot change
+/// anything in the directory (EROFS). A file that another user writes there stays on this
+/// machine.
+///
+/// With `--read`, the directory shows the volume read-only, on a node that follows. That is the
+/// mirror (not in mode sync-disk) or a backup. The volume may be mounted or attached on the
+/// primary. The directory shows whole sync points, and follows the primary. Every change fails
+/// with EROFS. While the node's daemon does not answer, calls fail with EIO.
 #[derive(clap::Args)]
 pub struct Mount {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The node whose copy it is.
+    /// The node on which you mount.
     #[arg(long, value_name = "NODE")]
     name: String,
-    /// The volume; may be left out if there is only one.
+    /// The volume. You may leave it out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
-    /// Only show the volume, on a node that follows: the mirror or a backup.
+    /// Show the volume read-only, on a node that follows: the mirror or a backup.
     #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "wait", "while_used", "uring"])]
     read: bool,
-    /// What an fsync commits: the file that it is of, or everything in the volume.
+    /// How much one fsync commits.
     #[arg(long, value_enum, default_value_t = Atomic::File, value_name = "WHAT")]
     atomic: Atomic,
-    /// Seconds after which changes that no program has synced are committed; "never" leaves that to
-    /// sync points, to the end, and to the bound on what may wait (64 MiB, or a quarter of the smallest
-    /// log if that is less: 4 MiB by default).
+    /// Seconds after which a change is committed that no program has synced.
+    ///
+    /// With "never", such a change is committed by a sync point, at the end, or when too much
+    /// waits. The bound is 64 MiB, or a quarter of the smallest log if that is less. With default
+    /// logs it is 4 MiB.
     #[arg(long, default_value = "5", value_parser = interval, value_name = "SECONDS")]
     commit_interval: Interval,
-    /// Whether the kernel's requests come over io_uring: with "auto" if this machine has that switched on
-    /// (Linux 6.14, `options fuse enable_uring=1` in /etc/modprobe.d); "on" switches it on for the whole
-    /// machine, which root may, or fails.
+    /// How the kernel's requests arrive: "auto", "on" (io_uring) or "off".
+    ///
+    /// "auto" uses io_uring where this machine has it switched on: Linux 6.14, and `options fuse
+    /// enable_uring=1` in /etc/modprobe.d. "on" switches it on for the whole machine. It needs
+    /// root.
     #[arg(long, default_value = "auto", value_parser = Uring::parse, value_name = "WHEN")]
     uring: Uring,
-    /// Wait until this node is the volume's primary, and again when it no longer is
-    /// (`failover = "automatic"`).
+    /// Wait until this node is the primary of the volume, and again after each loss of that role.
+    /// Needs `failover = "automatic"`.
     #[arg(long)]
     wait: bool,
     /// For programs under `mojim run`: ends when none of them has the mount any more.
@@ -92,8 +100,8 @@ pub struct Mount {
     /// The name of this run of it.
     #[arg(long, hide = true, requires = "while_used", default_value = "")]
     run_id: String,
-    /// What the mount allows, as mount(8) has it: ro, suid, dev, noexec, noatime. Without `suid` and
-    /// `dev`, setuid and setgid bits do not count there, and device files cannot be opened.
+    /// Options of the mount, as in mount(8): ro, suid, dev, noexec, noatime. Without `suid`,
+    /// setuid and setgid bits have no effect. Without `dev`, device files cannot be opened.
     #[arg(short = 'o', long = "options", value_parser = Flags::parse, default_value = "", hide_default_value = true, value_name = "OPTIONS")]
     options: Flags,
     /// The name of the file system in the table of mounts.
@@ -102,10 +110,10 @@ pub struct Mount {
     /// Print the ready line as JSON.
     #[arg(long)]
     json: bool,
-    /// How events are written.
+    /// The form of events on standard error.
     #[arg(long, value_enum, default_value_t = Form::Text, value_name = "FORM")]
     log: Form,
-    /// Where to mount it: a directory.
+    /// The directory on which to mount.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 }
@@ -113,9 +121,9 @@ pub struct Mount {
 /// What one sync point commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Atomic {
-    /// The file.
+    /// The file on which fsync is called.
     File,
-    /// Everything that was changed.
+    /// All changes in the volume.
     Volume,
 }
 
@@ -208,8 +216,7 @@ impl Mount {
                 tracing::warn!("{e}");
             }
             waits.say(&format!(
-                "another node is the primary of volume {}: what was not committed here is lost, and nothing \
-                 can be changed in {}",
+                "another node is the primary of volume {}. Changes that were not committed here are lost, and {} is read-only now",
                 volume.name,
                 self.directory.display()
             ));

@@ -25,26 +25,29 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long the voters may take over one answer.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Run a node in the foreground: it keeps copies of volumes and answers questions.
+/// Run the daemon of a node in the foreground. It keeps copies of volumes and answers questions.
 ///
-/// Prints one line on standard output when it is ready (its name and addresses) and events on
-/// standard error. SIGTERM, SIGINT or SIGHUP stop it cleanly; SIGUSR1 has it read its configuration
-/// again, as `mojim replace` does.
+/// When it is ready, the daemon prints its name and addresses in one line on standard output. It
+/// writes events on standard error.
 ///
-/// MOJIM_LOG, or else RUST_LOG, says which events: a level (off, error, warn, info, debug, trace)
-/// or PART=LEVEL, or several with commas between; "info,openraft=off" where neither is set.
+/// SIGTERM, SIGINT or SIGHUP stops it cleanly. On SIGUSR1 it reads its configuration again, as
+/// for `mojim replace`.
+///
+/// The variable MOJIM_LOG, or else RUST_LOG, selects the events. It has a level, PART=LEVEL, or
+/// several of them with commas between. The levels are off, error, warn, info, debug and trace.
+/// The default is "info,openraft=off".
 #[derive(clap::Args)]
 pub struct Node {
-    /// The configuration file; the same text on every node.
+    /// The configuration file. It has the same text on every node.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Which of its nodes this is.
+    /// The name of this node in the file.
     #[arg(long, value_name = "NODE")]
     name: String,
     /// Print the ready line as JSON.
     #[arg(long)]
     json: bool,
-    /// How events are written.
+    /// The form of events on standard error.
     #[arg(long, value_enum, default_value_t = Form::Text, value_name = "FORM")]
     log: Form,
 }

@@ -13,37 +13,50 @@ use crate::output;
 
 /// Make a node the primary of a volume, after its primary has died.
 ///
-/// Refused (exit code 1) while a program is attached to the primary, where that can be known, and
-/// where this node's copy may lack acknowledged sync points; but in mode async, and after the node
-/// lost its memory, what only a node has that does not answer is given up without --force. If
-/// another node knows a later view, or was promoted too, --force is needed. In a cluster with
-/// automatic failover the view's mirror becomes primary by itself when the primary dies; --force
-/// makes a node primary that is no member of the view, or whose log is damaged, when the others are
-/// lost for good. The copies of other nodes are made equal to the new primary's as soon as they
-/// answer.
+/// The copies of the other nodes become equal to the new primary's as soon as they answer.
 ///
-/// With automatic failover --force also lifts the refusal beside a program: the program on the old
-/// primary can commit nothing any more (its sync points fail with ESTALE), and is started anew on
-/// this node. While no program is attached, the mirror is promoted without --force, and the old
-/// primary's daemon may go on running: it becomes the mirror.
+/// The command refuses with exit code 1 in these cases:
+///
+/// - A program is attached to the primary, where that can be known.
+///
+/// - The copy of this node may lack acknowledged sync points.
+///
+/// - The node is a backup.
+///
+/// - Another node knows a later view, or was promoted too.
+///
+/// `--force` lifts these refusals. Acknowledged sync points may then be lost.
+///
+/// In mode async, and after the node lost its memory, sync points can be given up without
+/// `--force`. Those are the ones that only a silent node has.
+///
+/// With automatic failover, the mirror becomes the primary by itself when the primary dies.
+/// `--force` is for the case that the other nodes are lost for good. It promotes a node outside
+/// the view, or one whose log is damaged.
+///
+/// With automatic failover, `--force` also promotes while a program runs on the old primary. Its
+/// sync points fail with ESTALE, and you start the program again on this node.
+///
+/// If no program is attached, the mirror is promoted without `--force`. The old primary's daemon
+/// may keep running. It becomes the mirror.
 #[derive(clap::Args)]
 pub struct Promote {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The volume; may be left out if there is only one.
+    /// The volume. You may leave it out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
-    /// The node that becomes primary; its daemon must run.
+    /// The node that becomes the primary. Its daemon must run.
     #[arg(long, value_name = "NODE")]
     name: String,
-    /// Give up what only the other nodes hold: acknowledged sync points may be lost.
+    /// Give up everything that only other nodes hold. Acknowledged sync points may be lost.
     #[arg(long)]
     force: bool,
-    /// Do not ask before --force.
+    /// With --force, do not ask for confirmation.
     #[arg(long, requires = "force")]
     yes: bool,
-    /// While a primary is alive, or was a moment ago, try again for this many seconds.
+    /// Seconds to try again while a primary is alive, or was a moment ago. Without a number: 30.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_value_t = 0, default_missing_value = "30")]
     wait: u64,
     /// Print the answer as JSON.
@@ -68,10 +81,7 @@ impl Promote {
         }
         if self.force && !self.yes {
             eprint!(
-                "Volume {}: node {} becomes primary with what it has. Sync points that only other nodes hold are\n\
-                 given up, also acknowledged ones, and if one of those nodes still runs a program, its sync points\n\
-                 fail from now on. End programs on other nodes, and fence the nodes that do not answer, first; the\n\
-                 daemons that answer are asked what they have. Go on? [y/N] ",
+                "Volume {}: node {} becomes the primary with its own data.\nSync points that only other nodes hold are lost, also acknowledged ones.\nPrograms on other nodes can commit nothing from now on.\nFirst end those programs, and fence the nodes that do not answer. Go on? [y/N] ",
                 volume.name, node.name
             );
             let mut word = String::new();
@@ -117,7 +127,7 @@ impl Promote {
         }
         for other in answer["unasked"].as_array().into_iter().flatten() {
             output::text(&format!(
-                "Node {} did not answer: if it was promoted, too, what was acknowledged there since is not here\n",
+                "Node {} did not answer. If it was promoted too, sync points that it acknowledged since are missing here\n",
                 shown(other.as_str().unwrap_or_default())
             ))?;
         }
@@ -129,7 +139,7 @@ impl Promote {
 fn progress(volume: &str, node: &str, answer: &Value) -> String {
     let how = match (answer["applied"].as_u64(), answer["last_lsn"].as_u64()) {
         (Some(applied), Some(last)) => {
-            format!("what it has is applied up to LSN {applied} of {last}")
+            format!("its log is applied up to LSN {applied} of {last}")
         }
         _ => "it goes on".to_owned(),
     };

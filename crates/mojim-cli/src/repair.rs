@@ -22,33 +22,39 @@ use crate::status::{gather, holders};
 /// How long a page may be too far behind to be rewritten, and a copy may stand still.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Make a copy of a volume that differs from its primary's equal to it again.
+/// Make a copy of a volume equal to its primary's again.
 ///
-/// Works while a program is attached and while none is. It compares as `mojim verify` does, asks,
-/// rewrites the pages that differ with the primary's bytes, and compares again. Where files are
-/// missing or have other sizes the whole copy is made anew, by difference: the node is no mirror
-/// meanwhile, and in modes that need one sync points wait; if no program is attached, the
-/// primary's daemon does it. A copy that cannot be used is given up first, with --anew whatever
-/// is wrong with it, but only while a program runs on the primary. It cannot know whether it is the primary's copy that is wrong. Exit code 0
-/// if the copies are equal at the end, 1 if not.
+/// The command compares as `mojim verify` does, and asks. Then it rewrites the pages that differ
+/// with the primary's bytes, and compares again. It works with and without an attached program.
+///
+/// If files are missing or have other sizes, the whole copy is made anew, by difference. The node
+/// is no mirror meanwhile, and sync points wait in modes that need a mirror. Without a program,
+/// the primary's daemon makes the copy.
+///
+/// A copy that cannot be used is given up first. With `--anew`, that holds for any damage. It
+/// needs a running program on the primary.
+///
+/// The command cannot know whether the primary's copy is the wrong one.
+///
+/// Exit code 0: the copies are equal at the end. 1: they are not.
 #[derive(clap::Args)]
 pub struct Repair {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The volume; may be left out if there is only one.
+    /// The volume. You may leave it out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
     /// The node whose copy is repaired [default: the one that is not the primary].
     #[arg(long, value_name = "NODE")]
     name: Option<String>,
-    /// Make the whole copy anew, by difference, also where only pages differ or none is seen to.
+    /// Make the whole copy anew, by difference, in any case.
     #[arg(long)]
     anew: bool,
-    /// Do not ask before anything is changed.
+    /// Do not ask for confirmation.
     #[arg(long)]
     yes: bool,
-    /// Seconds after which what is still in motion is given up.
+    /// Seconds to wait for parts that change all the time.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
     /// Print JSON.
@@ -174,14 +180,12 @@ impl Repair {
         let first = shown(differences.first().map_or(why, |d| &d.what));
         let how = match anew {
             true => {
-                "its whole copy is made anew, by difference, and it is no mirror until then (one that cannot be used is given up at once)"
+                "its whole copy is made anew, by difference, and it is no mirror until then. A copy that cannot be used is given up at once"
             }
             false => "each such page is rewritten",
         };
         eprint!(
-            "Volume {}: {} in {}; {first}.\n\
-             The copy of node {} is made equal to the primary's: {how}. If it is the primary's copy that is\n\
-             wrong, what is right is lost by this. Go on? [y/N] ",
+            "Volume {}: {} in {}; {first}.\nThe copy of node {} is made equal to the primary's: {how}.\nIf the primary's copy is the wrong one, this destroys the right one. Go on? [y/N] ",
             volume.name,
             count(differences.len(), "difference"),
             count(files.len(), "file"),
@@ -338,7 +342,7 @@ fn await_copy(name: &str, mut ask: impl FnMut() -> Result<Value, Failure>) -> Re
         if since.elapsed() > PATIENCE {
             said?;
             return Err(Failure::failed(format!(
-                "node {name} waits for the primary to send a copy; what that daemon has to say about it is in its output"
+                "node {name} waits for a copy from the primary. The output of the primary's daemon says more"
             )));
         }
         std::thread::sleep(Duration::from_millis(50));

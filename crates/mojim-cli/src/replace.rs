@@ -32,19 +32,26 @@ const STEP: Duration = Duration::from_secs(5);
 /// How long a node that reads its file again may take to come back.
 const BACK: Duration = Duration::from_secs(60);
 
-/// Give the place of a node that is lost for good to another one.
+/// Give the place of a node that is lost for good to another node.
 ///
-/// Changes the configuration file: the new node has the old one's vote and its part in each volume.
-/// Then has every node read its file again (copy it to each first, where it is not the same file),
-/// and waits until the new node votes and has a copy of each volume. Sync points go on meanwhile.
-/// It may be interrupted and run again. The old node must be ended, and is refused from then on.
+/// End the old node first. It is refused from then on. Sync points go on meanwhile. You may
+/// interrupt this command and run it again.
 ///
-/// --same-name is for a voter that lost its directory of votes (DIR/.mojim/views) and runs again
-/// with an empty one: a majority of the other voters gives the old directory up, for good, and
-/// admits the new one. Nothing of the configuration changes.
+/// 1. The command changes the configuration file. The new node gets the old one's vote, and its
+///    part in each volume.
+///
+/// 2. If the nodes do not share the file, copy it to each of them.
+///
+/// 3. The command has every node read its file again.
+///
+/// 4. It waits until the new node votes, and has a copy of each volume.
+///
+/// `--same-name` is for a voter that lost its directory of votes (DIR/.mojim/views), and runs
+/// again with an empty one. A majority of the other voters gives up the old directory for good,
+/// and admits the new one. The configuration stays as it is.
 #[derive(clap::Args)]
 pub struct Replace {
-    /// The configuration file; it is changed.
+    /// The configuration file. The command changes it.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// The node that is lost.
@@ -55,25 +62,25 @@ pub struct Replace {
         requires = "with"
     )]
     name: Option<String>,
-    /// The node that takes its place: one of the file that holds no volume, or a new one.
+    /// The node that takes its place: a new name, or a node of the file that holds no volume.
     #[arg(long, value_name = "NEW", requires = "name")]
     with: Option<String>,
     /// A voter that lost its directory of votes, and keeps its name.
     #[arg(long, value_name = "NODE", conflicts_with_all = ["name", "with", "dry_run"])]
     same_name: Option<String>,
-    /// Where the new node listens; asked for where the file does not have it yet.
+    /// The address and port of the new node. Give it if the file does not have the node yet.
     #[arg(long, value_name = "IP:PORT")]
     address: Option<SocketAddr>,
-    /// Its directory; otherwise the same path as the old node's.
+    /// The directory of the new node [default: the path of the old node's].
     #[arg(long, value_name = "DIR", requires = "address")]
     directory: Option<PathBuf>,
-    /// Print the file as it would be, and change nothing.
+    /// Print the new file, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Give up waiting after this many seconds.
+    /// Seconds to wait [default: no limit].
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// Print the outcome as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -145,7 +152,7 @@ impl Replace {
         let voters = config.voters();
         if voters.len() < AUTOMATIC_VOTERS || voters.iter().all(|n| n.name != name) {
             return Err(Failure::usage(format!(
-                "{}: node {name} has no part in a register of views: it has nothing to be admitted to; its copies come by themselves",
+                "{}: node {name} does not vote in a register of views, so it needs no admission. Its copies come by themselves",
                 self.config.display()
             )));
         }

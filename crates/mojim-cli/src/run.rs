@@ -21,48 +21,61 @@ use crate::supervise;
 /// The libraries that are put before the program, in this order.
 const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 
-/// Run an unmodified program: for it, the volume's directory is the volume itself.
+/// Run an unmodified program on a volume. The program sees the volume in the volume's directory.
 ///
-/// The program is started in a mount namespace of its own, in which the directory VOLUME below the
-/// node's `directory` is the volume, mounted as by `mojim mount`: every program works there, however
-/// it is linked, and so do the programs that it starts. fsync, fdatasync, msync, and writes with
-/// O_SYNC or O_DSYNC are sync points; what no program syncs is committed every --commit-interval.
-/// Several programs on a node share the volume. The mount is started by the first, belongs to none,
-/// and ends when none is left: then everything is committed. What it has to say is in the file
-/// .mojim/VOLUME/run/log below the node's `directory`. Processes that were not started so see the
-/// bare copy of the node in that directory, and must not change it.
+/// The program runs in its own mount namespace. There the directory VOLUME below the node's
+/// `directory` is the volume, mounted as by `mojim mount`. This works for every program, and for
+/// the programs that it starts.
 ///
-/// This needs FUSE (/dev/fuse) and the right to mount: as root, or with the program fusermount3 and
-/// user namespaces.
+/// These calls are sync points: fsync, fdatasync, msync, and writes with O_SYNC or O_DSYNC. A
+/// change that no program syncs is committed after `--commit-interval`.
 ///
-/// With --preload, and for a program that is linked with libmojim.so (--mount prevents that), nothing is
-/// mounted: the program may attach the volume itself. Mojim's libraries are loaded into the program: the files
-/// that it maps in the directory are the volume's memory in its own process, and msync takes a
-/// fraction of the time. But part of what a program may do with files is refused then, and what it
-/// does past the C library is not seen. LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and
-/// MOJIM_VOLUME are set; the libraries are looked for in $MOJIM_LIB, beside this command, and in ../lib.
-/// What several such programs map with MAP_SHARED is the same memory in all; the first that opens a file of
-/// the volume does the work for all: once it has ended, the others can commit nothing more. A
-/// program that would run without the libraries is not started, by this command (exit code 126) or
-/// by a program that runs under it (EACCES): one that is linked statically or for another C library,
-/// or that has the set-user-ID or set-group-ID bit or capabilities, and a script for such an
-/// interpreter.
+/// Several programs on a node share one mount. The first starts it, and it ends with the last,
+/// after it has committed everything. Its messages are in .mojim/VOLUME/run/log below the node's
+/// `directory`. A program that you start without `mojim run` sees the node's bare copy in that
+/// directory. It must not change it.
 ///
-/// If the mount's process dies, the programs that use the mount are killed (SIGKILL), as by a machine
-/// that stops: their files would stay dead for them. The next `mojim run` mounts the volume again, and
-/// says what had happened.
+/// Mounting needs FUSE (/dev/fuse), and root, or fusermount3 with user namespaces.
 ///
-/// It stays while the program runs, passes on SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2, and
-/// takes the program along when it is killed. Its exit code is the program's, or 128 and the number of
-/// the signal that ended the program, which standard error says then. Where the volume's views change by themselves
-/// (`failover = "automatic"`), it waits until this node is the volume's primary, then starts the
-/// program, ends it when the node no longer is, and waits again. What it waits for, where and since
-/// when it says on standard error after a second.
+/// If the mount's process dies, the programs that use it are killed (SIGKILL), because their open
+/// files stay dead. The next `mojim run` mounts the volume again, and reports the cause.
 ///
-/// With --read the program reads the volume on a node that follows, the mirror or a backup (in mode
-/// `sync-disk` a backup only), whose `mojim node` runs on this host, through the libraries: files that
-/// it maps with PROT_READ, or reads, show whole sync points only, and follow the primary. Opening them
-/// for writing fails with EROFS. There may be any number of such programs.
+/// The command stays while the program runs. It passes on SIGINT, SIGTERM, SIGHUP, SIGQUIT,
+/// SIGUSR1 and SIGUSR2. If the command is killed, the program is killed too.
+///
+/// The exit code is the program's. If a signal ended the program, it is 128 and the signal's
+/// number, and standard error names the signal.
+///
+/// With `failover = "automatic"`, the command waits until this node is the primary, and then
+/// starts the program. It ends the program when another node becomes the primary, and waits
+/// again. After one second of waiting, standard error says for what, where and since when.
+///
+/// With `--preload`, the command mounts nothing, and loads Mojim's libraries into the program. It
+/// does the same for a program that is linked with libmojim.so, unless you give `--mount`. Files
+/// that the program maps in the directory are the volume's memory in its own process, and msync
+/// is several times faster. Some file operations are refused, and operations that bypass the C
+/// library are not seen.
+///
+/// The libraries are searched in $MOJIM_LIB, beside this command, and in ../lib. The program gets
+/// LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and MOJIM_VOLUME.
+///
+/// Several programs with `--preload` share the memory of a file that they map with MAP_SHARED.
+/// The first program that opens a file of the volume works for all of them. Once it has ended,
+/// the others can commit nothing more.
+///
+/// With `--preload`, a program that would run without the libraries is not started: exit code
+/// 126, or EACCES for a program started by another. Such programs are:
+///
+/// - statically linked, or linked for another C library
+///
+/// - with the set-user-ID bit, the set-group-ID bit or capabilities
+///
+/// - scripts for such an interpreter
+///
+/// With `--read`, the program reads the volume through the libraries, on a node that follows.
+/// That is the mirror or a backup, in mode `sync-disk` a backup only. Its `mojim node` must run
+/// on this machine. Files that it reads or maps with PROT_READ show whole sync points, and follow
+/// the primary. Opening a file for writing fails with EROFS. Any number of such programs may run.
 #[derive(clap::Args)]
 pub struct Run {
     /// The configuration file.
@@ -71,7 +84,7 @@ pub struct Run {
     /// The node on which the program runs.
     #[arg(long, value_name = "NODE")]
     name: String,
-    /// The volume; may be left out if there is only one.
+    /// The volume, if the configuration has several.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
     #[command(flatten)]
@@ -79,14 +92,15 @@ pub struct Run {
     /// Load Mojim's libraries into the program, instead of mounting the volume.
     #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "uring", "mount"])]
     preload: bool,
-    /// Mount the volume for a program that is linked with libmojim.so, too, as --atomic,
-    /// --commit-interval and --uring do.
+    /// Mount the volume also for a program that is linked with libmojim.so. --atomic,
+    /// --commit-interval and --uring do the same.
     #[arg(long, conflicts_with_all = ["read", "allow_unguarded"])]
     mount: bool,
-    /// Read on a node that follows, instead of being the volume's primary; by the libraries.
+    /// Read the volume through the libraries, on a node that follows: the mirror or a backup.
     #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "uring"])]
     read: bool,
-    /// Start programs, too, that run without the libraries: nothing keeps them from the volume's files.
+    /// Also start programs that run without the libraries. Nothing keeps them from the volume's
+    /// files.
     #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "uring"])]
     allow_unguarded: bool,
     /// The program and its arguments, after `--`.
@@ -250,8 +264,7 @@ fn enter(
 
 /// What a person may not know of this signal.
 fn beyond(status: ExitStatus) -> Option<String> {
-    let text = "a load or store beyond the end of a mapped file, perhaps: in a mount a mapping does not \
-                make its file longer, with --preload it does";
+    let text = "perhaps it used memory beyond the end of a mapped file. A mapping makes its file longer only with --preload";
     (status.signal() == Some(libc::SIGBUS)).then(|| text.to_owned())
 }
 

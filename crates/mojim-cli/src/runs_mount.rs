@@ -61,16 +61,15 @@ pub const LATER: u8 = 75;
 /// What `mojim run` may say of the mount, as on the command line of `mojim mount`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 pub struct Settings {
-    /// What an fsync commits: the "file" that it is of, which is the default, or everything in the
-    /// "volume".
+    /// How much one fsync commits: the "file", or all changes in the "volume" [default: file].
     #[arg(long, value_name = "WHAT", value_parser = ["file", "volume"])]
     pub atomic: Option<String>,
-    /// Seconds after which changes that no program has synced are committed, 5 by default, or "never"
-    /// (`mojim mount --help`).
+    /// Seconds after which a change is committed that no program has synced, or "never" [default:
+    /// 5]. See `mojim mount --help`.
     #[arg(long, value_name = "SECONDS", value_parser = commit_interval)]
     pub commit_interval: Option<String>,
-    /// Whether the kernel's requests come over io_uring: "auto", which is the default, "on" or "off"
-    /// (`mojim mount --help`).
+    /// How the kernel's requests arrive: "auto", "on" (io_uring) or "off" [default: auto]. See
+    /// `mojim mount --help`.
     #[arg(long, value_name = "WHEN", value_parser = ["auto", "on", "off"])]
     pub uring: Option<String>,
 }

@@ -24,38 +24,51 @@ const VERSION: u32 = 1;
 /// After so long what only a change of sessions shows is over.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Ask every node for its volumes: roles, epochs, LSNs, links.
+/// Show the state of every volume, and each finding with the command that mends it.
 ///
-/// Exit code 0 if every volume that was asked about is well, 1 if one is not, 2 if the command
-/// line or the configuration is wrong. A volume is well if every node that holds it answers with
-/// a whole copy that it can use, of the newest view, and with room for what its log holds; if its
-/// primary has its mirror; if each backup follows and lags by no more than secondary_threshold;
-/// if every voter votes and the register of views can be read. That holds with and without a
-/// program: without one, no link is missed, but a copy that lacks what another one has
-/// committed is. A volume that no program has used yet has nothing to copy.
-/// A backup that follows nobody and lacks nothing is looked at again after half a second: that is so
-/// for a moment whenever a program attaches.
+/// The command asks the daemon of every node. It prints a table of the nodes, and below it the
+/// findings: the text, what to do, and the page about it in the documents.
 ///
-/// After the loss of a mirror that had acknowledged what the primary's own log did not have yet, the
-/// primary's node says how much of that is in its memory only (with --json `at_risk_bytes`, while
-/// there is some), and how much it was the last time, and for how long (`last_risk`, with `bytes`
-/// and `milliseconds`). That makes no volume less well.
+/// Exit code 0: every volume is well. 1: there is a finding. 2: the command line or the
+/// configuration is wrong.
 ///
-/// In the column `link`, `us` is the time of a round trip to the mirror and back, in microseconds,
-/// as the program measured it last.
+/// A volume is well if all of this is so:
 ///
-/// Below the nodes is said, for each copy that is neither the primary's nor its mirror's, whom it
-/// follows and how much it has, and which voters vote, answer and do not vote (as where they have no
-/// room for their votes), or do not answer. A role of an older view is `was primary` or
-/// `was mirror`; with --json such a node has `stale`, and the volume has `voters`, each with
-/// `answers`: whether it does, and does not refuse; `votes`: whether its vote counts; and `error`:
-/// why it does not vote although it answers.
+/// - Every node that holds the volume answers. Its copy is whole, usable, and of the newest view.
 ///
-/// What is not well is printed below the volume; with --json it is the list `ills`, each with
-/// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
-/// promotion, primaries, beyond, configuration, copy, failed, room, strangers, run, stale, alone, link, behind, backup-away, backup-lag), `text`
-/// and `do`, what to do about it; and, where the node knows it, with `code`, the event's in the daemons'
-/// lines, and `since`, in milliseconds since 1970.
+/// - Each of these nodes has room for what its log holds.
+///
+/// - The primary has its mirror.
+///
+/// - Each backup follows, and lags by no more than `secondary_threshold`.
+///
+/// - Every voter votes, and the register of views can be read.
+///
+/// - Without a program, no copy lacks what another copy has committed. No link is missed then.
+///
+/// A volume that no program has used yet has nothing to copy. A backup that follows no node and
+/// lacks nothing is asked again after 500 ms, because a program that attaches causes this
+/// briefly.
+///
+/// In the column `link`, `us` is the round trip to the mirror, in microseconds, as the program
+/// last measured it.
+///
+/// Below the nodes, a line for each backup says which node it follows, and how much it has.
+/// Another line lists the voters that vote, that answer and do not vote, and that do not answer.
+/// `was primary` and `was mirror` are roles of an older view.
+///
+/// A mirror may be lost after it acknowledged data that the primary's log did not have yet. A
+/// line then says how many bytes are in the primary's memory only, now and at the last such loss.
+/// This is no finding. The keys of --json are `at_risk_bytes` and `last_risk`.
+///
+/// With --json, the findings are the list `ills`. Each has `volume`, `node` (or null), `kind`,
+/// `text`, `do` (what to do) and `page`. Where the node knows them, it also has `code`, the code
+/// of the event, and `since`, in milliseconds since 1970. docs/reference/status-json.md has every
+/// key.
+///
+/// Each `kind` (unreachable, refused, voter, quorum, promotion, primaries, beyond, configuration,
+/// copy, failed, room, strangers, run, stale, alone, link, behind, backup-away, backup-lag) has a
+/// page: docs/how-to/status/KIND.md.
 #[derive(clap::Args)]
 pub struct Status {
     /// The configuration file.
@@ -64,7 +77,7 @@ pub struct Status {
     /// Only this volume.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
-    /// Say also which nodes have the sync point of this number, and how safe it is there.
+    /// Also show which nodes have the sync point of this number, and how safe it is there.
     #[arg(long, value_name = "LSN")]
     lsn: Option<u64>,
     /// Print JSON.

@@ -17,21 +17,32 @@ use crate::failure::{Done, Failure};
 use crate::output;
 use crate::status::{gather, holders};
 
-/// Compare the copies of a volume on its nodes, also while a program is attached.
+/// Compare the copies of a volume on its nodes. A program may be attached.
 ///
-/// Exit code 0 if they are equal; 1 if they differ (the first difference is printed), if files lie in
-/// the volume's directory of a node that are not the volume's, or if a node does not answer; 2 if it could not be said of all bytes, because they changed too fast or a
-/// copy is not whole: try again, or with a longer --wait. What changes while it is compared is
-/// looked at again, until both nodes show what must be the same on both, or it is equal. See `mojim repair`.
+/// A part that changes during the comparison is read again. The comparison ends when it is equal,
+/// or when both nodes show a state that must be the same on both.
+///
+/// Exit code 0: the copies are equal.
+///
+/// Exit code 1: one of these is so:
+///
+/// - The copies differ. The command prints the first difference. See `mojim repair`.
+///
+/// - The volume's directory of a node has files that are not the volume's.
+///
+/// - A node does not answer.
+///
+/// Exit code 2: some bytes could not be compared. They changed too fast, or a copy is not whole.
+/// Try again, or with a longer --wait.
 #[derive(clap::Args)]
 pub struct Verify {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The volume; may be left out if there is only one.
+    /// The volume. You may leave it out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
-    /// Seconds after which what is still in motion is given up.
+    /// Seconds to wait for parts that change all the time.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
     /// Print JSON.

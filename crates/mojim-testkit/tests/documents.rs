@@ -115,7 +115,8 @@ fn every_code_of_an_event_is_documented() {
     assert!(codes.len() > 10);
 }
 
-/// Each kind of finding that `mojim status` lists has a page, and a row in the table of them.
+/// Each kind of finding that `mojim status` lists has a page, and a row in the table of them. The page
+/// opens with the text as it is printed, then says what to do.
 #[test]
 fn every_finding_of_status_has_a_page() {
     let out = Command::new(mojim_path())
@@ -133,8 +134,100 @@ fn every_finding_of_status_has_a_page() {
     let index = fs::read_to_string(pages.join("index.md")).unwrap();
     for kind in kinds {
         let page = format!("{kind}.md");
-        assert!(pages.join(&page).exists(), "{page}");
+        let opens = fs::read_to_string(pages.join(&page)).expect(&page);
+        assert!(opens.starts_with(&format!("# `{kind}`: ")), "{page}");
+        let before = opens.split("\n## What to do").next().unwrap();
+        assert!(before.len() < opens.len(), "{page} says what to do");
+        let printed = blocks(before, "text");
+        assert!(
+            printed.first().is_some_and(|b| b.starts_with("! ")),
+            "{page} opens with the finding's text"
+        );
         assert!(index.contains(&format!("[`{kind}`]({page})")), "{kind}");
+    }
+}
+
+/// The rules of CONTRIBUTING for a line of help that a machine can see: what breaks one.
+fn breaks_a_rule(line: &str) -> Option<String> {
+    let ends = [". ", "? ", "! ", ": "];
+    let mut sentences = vec![line];
+    for end in ends {
+        let parts = sentences.into_iter().flat_map(|s| s.split(end));
+        sentences = parts.collect();
+    }
+    for sentence in sentences {
+        let words = sentence.split_whitespace().count();
+        if words > 25 {
+            return Some(format!("{words} words: {sentence}"));
+        }
+        let begin = sentence.trim_start_matches(['-', ' ', '"']);
+        let unnamed = ["What ", "Who ", "That "];
+        if unnamed.iter().any(|w| begin.starts_with(w)) && !begin.starts_with("That is ") {
+            return Some(format!("no subject is named: {sentence}"));
+        }
+    }
+    line.contains(';').then(|| format!("a semicolon: {line}"))
+}
+
+/// The help of `mojim run` had sentences of 60 words, and that of `mojim status` a list of six conditions
+/// in one sentence. The manual pages are made of the same texts.
+#[test]
+fn help_is_written_by_the_rules_for_documents() {
+    build_bench();
+    let home = Home::new("help", 0);
+    let out = Command::new(mojim_path())
+        .arg("man")
+        .arg(&home.dir)
+        .output();
+    assert!(out.unwrap().status.success());
+    let pages = fs::read_dir(&home.dir).unwrap();
+    let pages = pages.map(|p| p.unwrap().path());
+    let mut wrong = Vec::new();
+    let mut seen = Vec::new();
+    for page in pages.filter(|p| p.extension().is_some_and(|e| e == "1")) {
+        let stem = page.file_stem().unwrap().to_str().unwrap().to_owned();
+        let words: Vec<&str> = stem.split('-').skip(1).collect();
+        if words.contains(&"help") || stem.contains("__") {
+            continue;
+        }
+        let out = Command::new(mojim_path())
+            .args(&words)
+            .arg("--help")
+            .output();
+        let out = out.unwrap();
+        assert!(out.status.success(), "{stem}");
+        let help = text(&out.stdout);
+        let lines = help.lines().filter(|l| !l.starts_with("Usage:"));
+        wrong.extend(
+            lines
+                .filter_map(breaks_a_rule)
+                .map(|w| format!("{stem}: {w}")),
+        );
+        seen.push(stem);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for page in [
+        "mojim",
+        "mojim-status",
+        "mojim-heap-move",
+        "mojim-bench-sync",
+    ] {
+        assert!(seen.iter().any(|s| s == page), "{page}: {seen:?}");
+    }
+}
+
+#[test]
+fn a_broken_rule_of_help_is_seen() {
+    let fine = "Copy files. That is the mirror: it follows [default: 5]";
+    assert_eq!(breaks_a_rule(fine), None);
+    assert_eq!(breaks_a_rule(&"It ".repeat(25)), None);
+    for broken in [
+        &"It ".repeat(26),
+        "Copy files. What has the name is an error",
+        "- Who asks is told",
+        "The configuration file; it is changed",
+    ] {
+        assert!(breaks_a_rule(broken).is_some(), "{broken}");
     }
 }
 
