@@ -441,7 +441,7 @@ impl Over {
             (false, _) => {
                 let other = self.gave_way_to.as_ref()?;
                 Some(format!(
-                    "it gave way to node {other}, which is the primary no more"
+                    "it ended for node {other}, which is no longer the primary"
                 ))
             }
         }
@@ -507,7 +507,7 @@ fn who_now(
         wait.is_for(&who, say);
         if wait.is_hopeless(&who) {
             say(format!(
-                "whether another node is the primary now is not known: {}; given up",
+                "cannot find out whether another node is the primary now: {}; given up",
                 wait.what
             ));
             return None;
@@ -652,7 +652,7 @@ mod tests {
         };
         for who in [Who::Me, Who::Soon] {
             let said = over(false, Some("b")).waits_again(Some(who));
-            assert!(said.is_some_and(|s| s.contains("gave way to node b")));
+            assert!(said.is_some_and(|s| s.contains("ended for node b")));
         }
         // It is still; also where the program ended by itself, as its sync points fail.
         let another = || Some(Who::Another("b".into()));

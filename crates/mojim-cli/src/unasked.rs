@@ -46,16 +46,16 @@ impl Cause {
     pub fn todo(self, name: &str) -> String {
         match self {
             Cause::KeysThere => format!(
-                "the daemon of node {name} has `keys`, and this command's configuration names none: use the file that the nodes have. If that daemon's file is the wrong one, give it this one, and start the daemon again: `mojim node --name {name}`"
+                "the daemon of node {name} has `keys`, and this command's configuration names none: use the file that the nodes have. If the daemon's file is the wrong one, give it this one, and start it again: `mojim node --name {name}`"
             ),
             Cause::KeysHere => format!(
-                "this command's configuration names `keys`, and who listens there has none. Give node {name} the same file, authority.pem and node.{name}.pem, and start its daemon again: `mojim node --name {name}`. If another program has that address, end it, or change the address in the file"
+                "this command's configuration names `keys`, and the program at that address has none. Give node {name} the same file, authority.pem and node.{name}.pem, and start its daemon again: `mojim node --name {name}`. If another program has that address, end it, or change the address in the file"
             ),
             Cause::KeysDiffer => format!(
-                "the certificates of node {name} and of this command are not of the same authority, or one is over. Give both the same authority.pem, and certificates of that authority: `mojim keys --renew {name}` makes the node's, `mojim keys --renew-client` this command's. Then start the daemon of node {name} again: `mojim node --name {name}`"
+                "node {name} and this command have certificates of different authorities, or one has expired. Give both the same authority.pem. `mojim keys --renew {name}` makes the node's certificate, `mojim keys --renew-client` this command's. Then start the daemon of node {name} again: `mojim node --name {name}`"
             ),
             Cause::Silent => format!(
-                "nobody listens at that address: start the daemon of node {name} there: `mojim node --name {name}`. If it runs, its configuration has another address; `mojim replace` if the node is lost for good"
+                "nobody listens at that address. Start the daemon of node {name} there: `mojim node --name {name}`. If it runs, its configuration has another address. If the node is lost for good, run `mojim replace`"
             ),
         }
     }

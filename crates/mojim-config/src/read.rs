@@ -488,8 +488,7 @@ impl Reader {
     fn encrypt(&mut self, section: &Section<'_>, keys: bool, default: bool) -> Field<bool> {
         let field = self.field(Some(section), "encrypt", read_bool);
         if field.given && !keys {
-            let message = "needs `keys`: without them nobody knows who is at the other end; \
-                           make them with `mojim keys`, or remove this";
+            let message = "needs `keys`: without keys a node cannot check its peer; make them with `mojim keys`, or remove this";
             self.note(field.line, dotted(&section.name, "encrypt"), message);
         }
         field.or(keys && default)
@@ -550,8 +549,7 @@ impl Reader {
         let mut stores = section;
         if role.value == Some(Role::Witness) {
             if vote.value == Some(false) {
-                let message = "a witness is there to vote and does nothing else; remove this, \
-                               or the node";
+                let message = "a witness only votes; remove this, or the node";
                 self.note(vote.line, dotted(&section.name, "vote"), message);
                 vote.value = None;
             }

@@ -815,7 +815,10 @@ fn a_witness_votes_and_does_nothing_else() {
         ],
     );
     let key = "node.w.vote";
-    wrong_tiers(&[("vote = true", "vote = false")], &[(39, key, "to vote")]);
+    wrong_tiers(
+        &[("vote = true", "vote = false")],
+        &[(39, key, "only votes")],
+    );
     wrong_tiers(
         &[("vote = true", "vote = 1")],
         &[(39, key, "true or false")],
@@ -1091,7 +1094,7 @@ fn mistakes_about_failures_are_reported_at_once() {
         (17, "node.a.role", "data, witness"),
         (18, "node.a.rack", "wants a string"),
         (33, "node.d.vote", "true or false"),
-        (39, "node.w.vote", "a witness is there to vote"),
+        (39, "node.w.vote", "a witness only votes"),
         (40, "node.w.ring", "a witness stores no data"),
     ];
     wrong_tiers(&replaced, &expected);

@@ -508,9 +508,7 @@ impl Config {
         }
         if self.keys.is_none() && self.nodes.values().any(|n| !n.address.ip().is_loopback()) {
             all.push(
-                "insecure_network: whoever reaches a node's address can read and change every volume, \
-                 act as any node, and promote one; make keys (`mojim keys`) where anybody else is on \
-                 that network"
+                "insecure_network: anybody who reaches a node's address can read and change every volume, act as any node, and promote one; make keys (`mojim keys`) if that network has other users"
                     .to_owned(),
             );
         }

@@ -92,7 +92,7 @@ pub(crate) fn read_path(item: &Item) -> Result<PathBuf, String> {
     }
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(format!(
-            "{} has `..` in it; write the path that is meant",
+            "{} has `..` in it; write the path without it",
             quoted(text)
         ));
     }

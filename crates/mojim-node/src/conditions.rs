@@ -168,7 +168,7 @@ impl Node {
             return;
         }
         if live(Live::NoRoom) != 0 {
-            let text = "what the program here commits finds no room in the data files: it waits in the log, which takes what it has room for";
+            let text = "the data files are full: each sync point of the program here waits in the log, until that is full too";
             seen.insert(Condition::DiskFull, text.to_owned());
         }
         if v.mirror.is_none() {
@@ -176,7 +176,7 @@ impl Node {
         }
         let mirror = &sb.view.mirror;
         if mirror.is_empty() {
-            let text = "the program here goes on alone: what it acknowledges has one copy";
+            let text = "the program here goes on alone: its sync points have one copy";
             seen.insert(Condition::Alone, text.to_owned());
         } else if live(Live::LinkUp) == 0 {
             let text = format!("the program here hears nothing of node {mirror}, its mirror");

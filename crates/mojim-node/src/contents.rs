@@ -581,7 +581,7 @@ impl Node {
             let (file, from) = (self.file_named(v, id), &primary.name);
             info!(
                 node = %self.me.name, volume = %v.name,
-                "file {file}, 4 KiB at {offset} rewritten with node {from}'s bytes, by an operator's word"
+                "file {file}: `mojim repair` rewrote 4 KiB at {offset} with node {from}'s bytes"
             );
         }
         Ok(json!({ "done": done }))
@@ -608,7 +608,7 @@ impl Node {
         }
         info!(
             node = %self.me.name, volume = %v.name,
-            "the copy here is to be made anew, by an operator's word"
+            "the copy here is to be made anew: an operator asked for it"
         );
         Ok(json!(true))
     }
@@ -619,14 +619,14 @@ impl Node {
     fn give_up(self: &Arc<Node>, v: &Volume, why: &Error, epoch: u64) -> Result<()> {
         if epoch == 0 {
             return Err(Error::Invalid(format!(
-                "the copy of node {} cannot be used ({}), and is given up only while a program runs on the primary, which then has all that was acknowledged. Start it there first; where it does not attach without this copy, `mojim promote` on the primary says why, or lets it go on alone",
+                "the copy of node {} cannot be used ({}). It is given up only while a program runs on the primary, which then has all acknowledged sync points. Start the program there first. If it does not attach without this copy, `mojim promote` on the primary says why, or lets it go on alone",
                 self.me.name,
                 why.cause()
             )));
         }
         if self.of(v).known().doubt {
             return Err(Error::Busy(format!(
-                "whether node {} was promoted is not known yet: look again in some seconds",
+                "node {} does not know yet whether it was promoted: look again in some seconds",
                 self.me.name
             )));
         }
@@ -662,7 +662,7 @@ impl Node {
         }
         warn!(
             node = %self.me.name, volume = %v.name,
-            "the copy here is given up, by an operator's word: {}", why.cause()
+            "the copy here is given up, because an operator asked for it: {}", why.cause()
         );
         self.mirror(v).map(drop)
     }
@@ -672,7 +672,7 @@ impl Node {
         match read_superblock(&*self.env, &meta)? {
             Some(sb) if sb.view.epoch > 0 && sb.view.primary != self.me.name => self.mirror(v),
             Some(sb) if sb.view.epoch > 0 => Err(Error::Invalid(format!(
-                "node {} was the primary of volume {} in epoch {}, the last that it knows, and follows nobody. If another node is primary now, that one brings this copy up to date as soon as it reaches it; if none is, the others are made equal to this copy. If another node is, its program runs there, and this copy cannot be used: end the daemon of node {}, remove {} and all in {} that has the volume's name, and start the daemon again: it gets a whole copy",
+                "node {} was the primary of volume {} in epoch {}, the last that it knows, and follows no node. If another node is the primary now, it brings this copy up to date when it reaches it. If none is, the other copies are made equal to this one. If a program runs on another primary and this copy cannot be used: end the daemon of node {}, remove {} and all in {} that has the volume's name, and start the daemon again. It then gets a whole copy",
                 self.me.name,
                 v.name,
                 sb.view.epoch,

@@ -838,7 +838,10 @@ impl Node {
             // Nothing can be begun by it: the register has to agree before.
             Err(_) if follows => return Ok(None),
             Err(e) => {
-                let text = format!("whether node {} is the primary is not known: {e}", h.from);
+                let text = format!(
+                    "cannot find out whether node {} is the primary: {e}",
+                    h.from
+                );
                 return Err(Refusal {
                     code: RefuseCode::Busy,
                     text,

@@ -300,7 +300,7 @@ impl Node {
         self.hand_over(v, m, last)?;
         info!(
             node = %self.me.name, volume = %v.name, code = "promoted",
-            "this node is primary from epoch {epoch}, last LSN {last}, by an operator's word"
+            "this node is primary from epoch {epoch}, last LSN {last}: an operator promoted it"
         );
         Ok(json!({ "epoch": epoch, "last_lsn": last, "forced": force }))
     }
@@ -609,21 +609,19 @@ fn unread(me: &str, own: &OwnRole, force: bool, primary: Option<&str>, why: &Err
         true => {
             let lost = match primary.filter(|p| *p != me) {
                 Some(p) => format!(
-                    "what node {p}, the primary by this copy, or a later one acknowledged and is not here is lost then, and"
+                    "sync points that only node {p} (the primary by this copy) or a later primary acknowledged are lost then"
                 ),
-                None => {
-                    "what other nodes acknowledged and is not here is lost then, and".to_owned()
-                }
+                None => "sync points that only other nodes acknowledged are lost then".to_owned(),
             };
             format!(
-                ". --force needs a majority too. If too few voters are left for good, {lost} docs/how-to/backups.md says how to go on with `failover = \"manual\"`"
+                ". --force needs a majority too. If too few voters are left for good, docs/how-to/backups.md says how to go on with `failover = \"manual\"`: {lost}"
             )
         }
         false => String::new(),
     };
     // Voters that all answer may just be choosing who leads them.
     format!(
-        "{needs}: {why}. Look again in a few seconds; if it stays so, `mojim status` says which voters are down: start them, then promote again{force}"
+        "{needs}: {why}. Look again in a few seconds. If it stays so, `mojim status` says which voters are down: start them, then promote again{force}"
     )
 }
 
@@ -659,8 +657,8 @@ mod tests {
         let said = unread("b", &OwnRole::Other, true, Some("a"), &why);
         assert!(
             said.starts_with("a majority of the voters has to agree that node b becomes")
-                && said.contains("no voter leads. Look again in a few seconds; if it stays so")
-                && said.contains("--force needs a majority too. If too few voters are left for good, what node a, the primary by this copy, or a later one acknowledged and is not here is lost"),
+                && said.contains("no voter leads. Look again in a few seconds. If it stays so")
+                && said.contains("--force needs a majority too. If too few voters are left for good, docs/how-to/backups.md says how to go on with `failover = \"manual\"`: sync points that only node a (the primary by this copy)"),
             "{said}"
         );
     }

@@ -157,9 +157,7 @@ fn check_open(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
     let anew = has(libc::O_TRUNC) || has(libc::O_APPEND) || has(libc::O_CREAT | libc::O_EXCL);
     if cuts || how == WRITE && anew {
         return refuse(format!(
-            "opening {} to write it anew is refused, and nothing was changed: write(2) to a file \
-             of a volume is not supported unless it is mapped there; open it with O_RDWR and \
-             without O_TRUNC, give it its size by ftruncate, and map it",
+            "opening {} with O_TRUNC is refused, and nothing was changed: write(2) to a file of a volume is not supported unless the file is mapped there. Open it with O_RDWR and without O_TRUNC, set its size by ftruncate, and map it",
             t.name
         ));
     }
@@ -404,8 +402,7 @@ fn truncate_fd(fd: c_int, e: Entry, size: off_t) -> Result<(), c_int> {
     // (`check_open`).
     if !e.may(READ) && (size as u64) < size_of(fd)? {
         return refuse(format!(
-            "{}: cutting a file that is open for writing only is refused, and nothing was \
-             changed, since write(2) to it is not supported; open it with O_RDWR",
+            "{}: cutting a file that is open for writing only is refused, and nothing was changed. Open it with O_RDWR",
             name_of(e)?
         ));
     }

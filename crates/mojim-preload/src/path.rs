@@ -73,7 +73,7 @@ pub unsafe fn resolve(
             }
             Err(e) => {
                 say(&format!(
-                    "{}: where descriptor {dirfd} leads cannot be told: /proc: {e}",
+                    "{}: cannot find the path of descriptor {dirfd}: /proc: {e}",
                     given.display()
                 ));
                 return Err(libc::EIO);

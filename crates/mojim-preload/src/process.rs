@@ -69,7 +69,7 @@ pub fn check_owner() -> Result<(), c_int> {
         return Ok(());
     }
     real::say(
-        "this process was forked from the one that uses the volume, and shares no memory with it: its memory is a copy and cannot be committed; open the files after the fork",
+        "this process was forked from the one that uses the volume. Its memory is a copy, and cannot be committed; open the files after the fork",
     );
     Err(libc::EOPNOTSUPP)
 }
@@ -165,7 +165,7 @@ extern "C" fn at_exit() {
                 why = std::io::Error::from_raw_os_error(errno).to_string();
             }
             real::say(&format!(
-                "at the program's end, what it stored since its last sync point is not committed: {why}"
+                "the program ended, and its stores since its last sync point are not committed: {why}"
             ));
         }
         Ok(())
@@ -188,7 +188,7 @@ fn check_start() {
     if r != 0 {
         let why = std::io::Error::last_os_error();
         real::say(&format!(
-            "{}: {why}; without its configuration the program is not started",
+            "{}: {why}; the program is not started without its configuration",
             config.to_string_lossy()
         ));
         // SAFETY: nothing of the program has run yet.

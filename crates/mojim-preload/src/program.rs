@@ -55,12 +55,12 @@ impl Refused {
         let why = match self {
             Refused::Static => "it is linked statically, without an ELF interpreter",
             Refused::OtherLoader => {
-                "its loader is not that of this system's C library, and does not load Mojim's libraries"
+                "its loader belongs to another C library, and does not load Mojim's libraries"
             }
             Refused::Privileged => {
                 "with its set-user-ID, set-group-ID or capabilities the loader takes no LD_PRELOAD"
             }
-            Refused::Unknown(_) => "it cannot be read, so that nobody knows how it is linked",
+            Refused::Unknown(_) => "it cannot be read, so its linking is unknown",
         };
         format!(
             "{} is not started: {why}, so it would reach the volume's files past Mojim \

@@ -191,7 +191,7 @@ impl Attach {
         let spec = primary.store.spec();
         let what_then = match self.state {
             State::Whole => format!(
-                "If it is dead for good and this machine has kept its power since the last sync point, promote this node, which goes on alone (`mojim promote --name {}`); otherwise the mirror may have acknowledged what is not here",
+                "If the mirror is lost for good, and this machine has kept its power since the last sync point, promote this node. It then goes on alone: `mojim promote --name {}`. Otherwise the mirror may have acknowledged sync points that are missing here",
                 spec.node
             ),
             _ => "This node has no whole copy: a volume begins with its mirror, which may have one"

@@ -227,7 +227,7 @@ impl Store {
         }
         let (me, volume) = (&self.spec.node, &self.spec.volume);
         Err(format!(
-            "nodes {from} and {me} were both promoted for volume {volume}, neither knowing of the other's promotion: node {me} has sync points up to LSN {tail} of epoch {}, node {from} up to LSN {} of epoch {}, and neither has all of the other's. Decide which node goes on, and run `mojim promote --force --volume {volume} --name` with it while both daemons run: that gives up what only the other has",
+            "nodes {from} and {me} were both promoted for volume {volume}, neither knowing of the other's promotion. Node {me} has sync points up to LSN {tail} of epoch {}, node {from} up to LSN {} of epoch {}, and neither has all of the other's. Decide which node goes on. Run `mojim promote --force --volume {volume} --name` with it while both daemons run: that gives up sync points that only the other has",
             ours.history.last_epoch(),
             theirs.tail,
             theirs.history.last_epoch(),

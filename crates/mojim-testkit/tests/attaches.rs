@@ -511,7 +511,7 @@ fn of_two_that_were_promoted_unknown_to_each_other_a_person_chooses() {
         let out = c.mojim("promote", &["--name", "a"]);
         let said = text(&out.stdout);
         assert!(
-            said.contains("Node b did not answer: if it was promoted, too"),
+            said.contains("Node b did not answer. If it was promoted too"),
             "{said}"
         );
         let (mut program, left) = c.program("a", &["--entries", "5", "--linger"]);

@@ -883,7 +883,7 @@ fn run_says_what_it_waits_for_and_gives_up_a_daemon_that_nobody_starts() {
     for what in [
         "waiting, since",
         "the program ended",
-        "is not known",
+        "cannot find out",
         &command,
     ] {
         assert!(said.contains(what), "{what}: {said}");

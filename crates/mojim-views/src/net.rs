@@ -249,7 +249,7 @@ impl Links {
     /// What to give the directory up for, once `teller` knows more of it.
     pub fn outdated(&self, teller: &str) -> String {
         format!(
-            "its directory of votes (`.mojim/views`) is of an earlier time: node {teller} heard it promise more. What it promised since is lost, so it votes for nobody. End node {me}, empty that directory, start node {me}, and have the others admit it anew: `mojim replace --same-name {me}`",
+            "its directory of votes (`.mojim/views`) is of an earlier time: node {teller} heard it promise more. Later promises are lost, so it votes for no node. End node {me}, empty that directory, and start node {me}. Then have the others admit it anew: `mojim replace --same-name {me}`",
             me = self.me
         )
     }
@@ -326,7 +326,7 @@ impl Links {
 
     fn another_votes(&self, voter: &str) -> String {
         format!(
-            "node {voter} was admitted as a voter with another directory of votes (`.mojim/views`). If that one is lost, what node {voter} has promised is lost with it: it votes for nobody until `mojim replace --same-name {voter}` has a majority of the others admit it anew"
+            "node {voter} was admitted as a voter with another directory of votes (`.mojim/views`). If that one is lost, its promises are lost with it, and node {voter} votes for no node. `mojim replace --same-name {voter}` has a majority of the other voters admit it anew"
         )
     }
 

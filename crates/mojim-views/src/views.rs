@@ -122,7 +122,7 @@ enum Here<T> {
 
 fn fate_unknown(why: impl std::fmt::Display) -> Error {
     Error::Timeout(format!(
-        "whether the view was changed is not known ({why}): `mojim status` says who is primary by now"
+        "cannot find out whether the view was changed ({why}): `mojim status` says which node is the primary now"
     ))
 }
 

@@ -333,12 +333,12 @@ impl Talk {
     fn ask(&mut self, volume: &str, fd: Option<BorrowedFd<'_>>, lends: bool) -> Result<Answer> {
         let gone = || {
             Error::Stale(format!(
-                "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Detach, and attach again"
+                "the process that had volume {volume} attached has ended: stores since the last sync point are in memory only. Detach, and attach again"
             ))
         };
         let lost = || {
             Error::Stale(format!(
-                "the line to the process that has volume {volume} attached was lost: what was stored since the last sync point may be in memory only. Detach, and attach again"
+                "the line to the process that has volume {volume} attached was lost: stores since the last sync point may be in memory only. Detach, and attach again"
             ))
         };
         if self.pid != std::process::id() {

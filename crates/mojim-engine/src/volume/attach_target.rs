@@ -275,7 +275,7 @@ impl AttachTarget {
         }
         match view.epoch {
             0 => Err(Error::Stale(format!(
-                "this node's copy of volume {name} is new, and the mirror's is not known to have what node {teller} has, of epoch {}. Go on with that copy: `mojim promote --force --name {teller}`, and start the program there; or remove it, to begin an empty volume",
+                "this node's copy of volume {name} is new, and the mirror may lack sync points of node {teller}, which is in epoch {}. Go on with that copy: `mojim promote --force --name {teller}`, and start the program there. To begin an empty volume instead, remove that copy",
                 latest.epoch
             ))),
             _ => Ok(()),
@@ -321,7 +321,7 @@ impl AttachTarget {
         let daemon = Address::Unix(layout::socket(&self.node));
         let (cluster, limit) = (&self.config.cluster, self.config.failure_limit);
         let advice = format!(
-            "Volume {} is not attached. Start `mojim node --name {}`: a program learns from its node's daemon who is the primary",
+            "Volume {} is not attached. Start `mojim node --name {}`: a program asks the daemon of its node which node is the primary",
             self.volume.name, self.node.name
         );
         let views = RemoteRegister::new(&self.env, vec![daemon], cluster, VIEW_TIMEOUT);

@@ -346,7 +346,7 @@ impl Inner {
     pub(super) fn wait_for_sizes(&self, file: &str) -> Result<()> {
         self.names().map(drop).map_err(|e| match e {
             Error::Timeout(e) => Error::Timeout(format!(
-                "what lies behind the end of {file} cannot be committed, since it is in doubt where the end is: {e}"
+                "stores behind the end of {file} cannot be committed, because the length of the file is in doubt: {e}"
             )),
             e => e,
         })

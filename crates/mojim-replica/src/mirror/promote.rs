@@ -35,7 +35,7 @@ pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
     let misses = sb.ring_lost && !sb.renewed && led && !local;
     if misses || !reg.is_primary(&member(store)) {
         return Err(Error::Invalid(format!(
-            "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
+            "node {} is the primary by its name, and its copy is not that of the view any more. Sync points that only its ring or its log held were lost, so acknowledged sync points may be missing. Start the other nodes. If the node with more is lost for good, `mojim promote --force` gives them up",
             sb.node
         )));
     }

@@ -124,7 +124,7 @@ impl Primary {
                 }
                 Verdict::GiveUp if self.lacks_records() => {
                     return Err(Error::Timeout(format!(
-                        "LSN {lsn}; another thread of this process has not made its record, which comes before, within {:?}: it stands still while it copies what it syncs. The sync point is committed when that thread goes on",
+                        "LSN {lsn}; another thread of this process has not made the record before it within {:?}: it stands still while it copies its data. The sync point is committed when that thread goes on",
                         patience.limit()
                     )));
                 }
@@ -251,7 +251,7 @@ impl Primary {
             false => lock(&self.link_error).as_ref().map(Error::to_string),
         };
         Error::Timeout(format!(
-            "{what}; the mirror did not move on within {limit:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
+            "{what}; the mirror did not move on within {limit:?}{}. The sync point stays in this node's ring. It is sent again when the mirror is back, and its extents count as changed until then",
             why.map(|w| format!(" ({w})")).unwrap_or_default()
         ))
     }

@@ -9,7 +9,7 @@ use super::*;
 /// Why what a node says that it has promised or begun is not believed.
 fn far(node: &str, volume: &str, epoch: u64) -> Error {
     Error::Invalid(format!(
-        "node {node} has promised or begun epoch {epoch} of volume {volume}: nobody can have come as far, so it was told so by a node that had no right to. It follows nobody any more. docs/how-to/impossible-epoch.md says how to give its copy up for another"
+        "node {node} has promised or begun epoch {epoch} of volume {volume}: nobody can have come as far, so a node that had no right to do so told it that. It follows nobody any more. docs/how-to/impossible-epoch.md says how to give its copy up for another"
     ))
 }
 
@@ -63,7 +63,7 @@ impl Session {
                 self.policy.loss = (w.known > 0).then_some(Loss::Known(w.known));
                 let (volume, peer) = (&self.policy.primary.store.spec().volume, &self.peer.name);
                 let e = Error::Invalid(match w.known {
-                    0 => "no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into(),
+                    0 => "no usable copy is left on either node: both lost theirs, or a copy between them was interrupted and its source is gone; restore one".into(),
                     known => format!(
                         "this node has no copy of volume {volume}, and that of node {peer} is to be made anew, by an operator's word or since its log is damaged: sync points up to LSN {known} may have been acknowledged. Restore a copy, or go on with what is there: `mojim promote --force --volume {volume} --name {peer}`"
                     ),
@@ -341,7 +341,7 @@ impl Session {
             return Ok(());
         }
         let e = Error::Invalid(format!(
-            "this node lost its power, and node {mirror}, which was the mirror of volume {}, may be the only one that holds its last sync points; node {} in its place does not have them. Name {mirror} as the mirror again, or promote it; if it is lost for good, `mojim promote --volume {} --name {}` goes on with what is here",
+            "this node lost its power. Node {mirror} was the mirror of volume {}, and may be the only one with its last sync points. Node {} in its place does not have them. Name {mirror} as the mirror again, or promote it. If it is lost for good, `mojim promote --volume {} --name {}` goes on without them",
             sb.volume, self.peer.name, sb.volume, self.me
         ));
         self.policy.fatal = Some(e.clone());

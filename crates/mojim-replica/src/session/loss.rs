@@ -114,7 +114,7 @@ impl Session {
             _ => "was lost too, or is new",
         };
         Error::Invalid(format!(
-            "this node's memory was lost, and with it what only node {peer}, the mirror of volume {volume}, may have besides; node {peer} answers, but its copy {is}, so acknowledged sync points behind LSN {} may be missing from both. If that copy can be found (its disk, or the node itself), start node {peer} with it; if it is lost for good, `mojim promote --volume {volume} --name {}` goes on with what is here",
+            "this node's memory was lost, with sync points that only node {peer}, the mirror of volume {volume}, may have too. Node {peer} answers, but its copy {is}, so acknowledged sync points behind LSN {} may be missing from both. If that copy can be found (its disk, or the node itself), start node {peer} with it. If it is lost for good, `mojim promote --volume {volume} --name {}` goes on without them",
             ours.tail, self.me
         ))
     }
@@ -133,7 +133,7 @@ impl Session {
                 format!("this node's copy of volume {volume} began anew and holds nothing")
             }
             _ => format!(
-                "this node has no whole copy of volume {volume}: its disk is new, or what it had in memory is gone"
+                "this node has no whole copy of volume {volume}: its disk is new, or its memory was lost"
             ),
         };
         Error::Invalid(format!(

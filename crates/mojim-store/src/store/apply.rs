@@ -234,7 +234,7 @@ impl Store {
         let e = match e {
             Error::Io { what, errno, error } => Error::Io {
                 what: format!(
-                    "what is committed waits for room: {what} in {} (nothing is lost; make room on that disk)",
+                    "committed data waits for room: {what} in {} (nothing is lost; make room on that disk)",
                     area.dir().display()
                 ),
                 errno,
