@@ -143,39 +143,38 @@ impl Finding {
             "kind": self.kind,
             "text": self.text,
             "do": self.todo,
+            "page": format!("docs/how-to/status/{}.md", self.kind),
         })
     }
 }
 
-const START: &str = "start `mojim node` there (end it first if it hangs), or look at its machine and its network; `mojim replace` if it is lost for good";
-const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second, and one that has ended meanwhile is started again)";
-const VOTER: &str = "mend what the message names (room, a disk): the daemon there tries again every second. One that is started before that ends with the error: start it again afterwards";
-const READS: &str = "look again in a few seconds; if it stays so, mend what the message names (room, a disk, a node that does not answer)";
+const START: &str = "start `mojim node` there. If it hangs, end it first. If it runs, look at its machine and its network. If the node is lost for good, run `mojim replace`";
+const VOTERS: &str = "look again in a few seconds. If it stays so, mend the cause that the messages name: room, or a disk. A running daemon tries again every second. Start a daemon again that has ended";
+const VOTER: &str = "mend the cause that the message names: room, or a disk. A running daemon tries again every second. A daemon that you start before that ends with the error: start it again afterwards";
+const READS: &str = "look again in a few seconds. If it stays so, mend the cause that the message names: room, a disk, or a node that does not answer";
 /// `findings` puts in its place who does it, and where.
 const PROGRAM: &str = "nothing, if this passes: the primary brings the other copies up to date";
-const JOINS: &str = "nothing, if this passes: the program's node takes back who answers; if it stays so, read what that program and the other nodes' daemons say";
-const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
-const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
-const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
-const ONLY: &str = "mend what the message names (room, the disk, the log), or do what it says; then start `mojim node` there again. No other node has what is missing there";
-const DISK: &str =
-    "mend what the message names (room, the disk, the log), then start `mojim node` there again";
-const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
-const AWAY: &str =
-    "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
-const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
+const JOINS: &str = "nothing, if this passes: the primary takes back a node that answers. If it stays so, read the messages of the program and of the other nodes' daemons";
+const FAILED: &str = "mend the disk, or make room on it. Then end that program and start it again. Until then it fails at each sync point";
+const TAKE: &str = "start the program there. It takes the mirror's copy, or says why it does not. Or run `mojim promote` on the mirror, and start the program there";
+const PRIMARY: &str = "mend the cause that the message names: room, the disk, or the log. Then start `mojim node` there again, and the program. The program takes the missing data from the mirror, or says why it does not";
+const ONLY: &str = "do what the message says, or mend the cause that it names: room, the disk, or the log. Then start `mojim node` there again. No other node has the missing data";
+const DISK: &str = "mend the cause that the message names: room, the disk, or the log. Then start `mojim node` there again";
+const LOADS: &str = "nothing, if this passes: the whole volume is copied to it";
+const AWAY: &str = "look again in a few seconds. If it stays so, read the messages of its daemon and of the mirror's";
+const ROOM_TO_COPY: &str = "make room where the message says that there is none. Until a copy is complete, the files that change are there twice. It is tried again every 30 s";
 const DECIDE: &str = "decide which copy goes on; the message says how";
-const UNMANAGED: &str = "move them elsewhere; what is to be in the volume, bring there under `mojim run` (or a program of libmojim takes it in when it maps it)";
+const UNMANAGED: &str = "move them elsewhere. Bring files that belong into the volume in with `mojim import`, or by a program under `mojim run`. A program of libmojim takes a file in when it maps it";
 const RUN: &str =
-    "start them again: the next `mojim run` mounts the volume anew, and this line goes";
-const CHANGED: &str = "`mojim verify` says where the copies differ; `mojim repair` takes the other copy's bytes, or all of it (`--anew`)";
-const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
-const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";
+    "start them again. The next `mojim run` mounts the volume anew, and this finding goes";
+const CHANGED: &str = "`mojim verify` says where the copies differ. `mojim repair` takes the other copy's bytes, or with `--anew` a whole copy";
+const ROOM: &str =
+    "make room where the message says that there is none. It goes on by itself within seconds";
+const ROOM_BY_HAND: &str = "make room where the message says that there is none. It goes on by itself when a program is attached. Otherwise start `mojim node` there again";
 /// Added to the advice about voters: the other lines do not repeat it.
-const BEFORE: &str =
-    "; before that, nobody can do what is advised here about programs, promotions and places";
-const BEYOND: &str = "end the daemon there: it is broken, of another version, or not the node's, whose key is then in other hands (docs/explanation/threats.md)";
-const CONFIGURATION: &str = "give all nodes and this command the same file, and restart the node that has another one (SIGUSR1 has its daemon read it again)";
+const BEFORE: &str = ". Do this first. Until then, you cannot follow other advice about programs, promotions and places";
+const BEYOND: &str = "end the daemon there. It is broken, of another version, or not the node's own: the node's key is then in other hands (docs/explanation/threats.md)";
+const CONFIGURATION: &str = "give all nodes and this command the same file. Then restart the daemon of the node that has another one, or send it SIGUSR1";
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
@@ -330,7 +329,7 @@ fn without(nodes: &[Value], primary: &str) -> Option<String> {
         let mirror = nodes.iter().filter(here).find(knows)?;
         return (mirror["view"]["primary"] == primary).then(|| {
             let mirror = text(mirror, "node");
-            format!("to go on without it meanwhile, make sure that its program and daemon have ended, then `mojim promote --name {mirror}`, and start the program there")
+            format!("To go on without it meanwhile, make sure that its program and daemon have ended. Then run `mojim promote --name {mirror}`, and start the program there")
         });
     }
     let view = latest(nodes)?;
@@ -344,7 +343,7 @@ fn without(nodes: &[Value], primary: &str) -> Option<String> {
     let whole = nodes.iter().filter(here).filter(|n| n["state"] == "whole");
     let most = whole.max_by_key(|n| (epoch(n), committed(n)))?;
     Some(format!(
-        "the volume's mirror, node {mirror}, is not there either: if both are lost for good, `mojim promote --force --name {}` goes on with what that backup has",
+        "The volume's mirror, node {mirror}, does not answer either. If both are lost for good, `mojim promote --force --name {}` goes on with that backup's copy",
         text(most, "node")
     ))
 }
@@ -368,7 +367,7 @@ pub fn findings(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Finding> {
         if alone_by_register(&i.node, nodes).is_some() {
             i.todo = back_alone(&i.node, nodes).into();
         } else if let Some(how) = without(nodes, &i.node) {
-            i.todo = Cow::Owned(format!("{}; {how}", i.todo));
+            i.todo = Cow::Owned(format!("{}. {how}", i.todo));
         }
     }
     for i in findings.iter_mut().filter(|i| i.todo == PROGRAM) {
@@ -390,20 +389,20 @@ fn brought(node: &str, nodes: &[Value]) -> Cow<'static, str> {
     // What the primary's daemon failed to heal does not pass by itself.
     if let Some(why) = p["heal_error"].as_str() {
         return format!(
-            "the daemon of node {name} has tried to bring the other copies up to date, and could not: {why}. Mend that; it tries again in minutes, and a program that is started there at once"
+            "the daemon of node {name} has tried to bring the other copies up to date, and could not: {why}. Mend that. The daemon tries again in minutes, and a program that you start there tries at once"
         )
         .into();
     }
     if p["attached"] == true {
         return format!(
-            "nothing, if this passes: the program on node {name}, and the mirror, bring the other copies up to date; if it stays so, read what that program and the nodes' daemons say"
+            "nothing, if this passes: the program on node {name}, and the mirror, bring the other copies up to date. If it stays so, read the messages of that program and of the nodes' daemons"
         )
         .into();
     }
     let mirror = text(&p["view"], "mirror");
     if node == mirror || nodes.len() == 2 {
         return format!(
-            "nothing, if this passes: the daemon of node {name}, the primary, brings the other copy up to date; where it cannot, it says why, and the program that is started on node {name} does"
+            "nothing, if this passes: the daemon of node {name}, the primary, brings the other copy up to date. If it cannot, it says why. A program that you start on node {name} then brings it up to date"
         )
         .into();
     }
@@ -414,7 +413,7 @@ fn brought(node: &str, nodes: &[Value]) -> Cow<'static, str> {
 /// attached.
 fn away_unused(nodes: &[Value]) -> String {
     format!(
-        "look again in a few seconds, in which the daemon of the primary may see to it; {}",
+        "look again in a few seconds: the daemon of the primary may mend this. {}",
         starts(nodes)
     )
 }
@@ -430,12 +429,12 @@ fn without_primary(nodes: &[Value]) -> Option<String> {
     let whole = nodes.iter().filter(|n| is_usable(n));
     let or = whole.max_by_key(|n| (epoch(n), committed(n))).map(|n| {
         format!(
-            "; if that node is lost for good, `mojim promote --force --name {}` goes on with what is there",
+            ". If that node is lost for good, `mojim promote --force --name {}` goes on with its own copy",
             text(n, "node")
         )
     });
     Some(format!(
-        "start `mojim node` on node {primary}, the primary, which brings the other copies up to date{}",
+        "start `mojim node` on node {primary}, the primary. It brings the other copies up to date{}",
         or.unwrap_or_default()
     ))
 }
@@ -472,7 +471,7 @@ fn to_promote(nodes: &[Value]) -> Option<&Value> {
 fn promote(n: &Value) -> String {
     let name = text(n, "node");
     format!(
-        "look again in a few seconds, as a promotion passes through this; if it stays so, `mojim promote --name {name} --wait`: the copy of node {name} is whole. Then start the program on node {name}; the other copies are made anew from that one"
+        "look again in a few seconds: a promotion passes through this state. If it stays so, run `mojim promote --name {name} --wait`: the copy of node {name} is whole. Then start the program on node {name}. The other copies are made anew from that one"
     )
 }
 
@@ -498,12 +497,12 @@ fn back_alone(name: &str, nodes: &[Value]) -> String {
     let whole = nodes.iter().filter(|n| is_usable(n));
     let or = whole.max_by_key(|n| (epoch(n), committed(n))).map(|n| {
         format!(
-            ". Only if node {name} is lost for good, `mojim promote --force --name {}` goes on with what is there, without what node {name} committed alone",
+            ". Only if node {name} is lost for good, `mojim promote --force --name {}` goes on, without the sync points that node {name} committed alone",
             text(n, "node")
         )
     });
     format!(
-        "start `mojim node` on node {name} again (end it first if it hangs), or look at its machine and its network; then start the program there, if it has ended: the other nodes get from that copy what they lack{}",
+        "start `mojim node` on node {name} again. If it hangs, end it first. If it runs, look at its machine and its network. Then start the program there, if it has ended. The other nodes get the missing data from that copy{}",
         or.unwrap_or_default()
     )
 }
@@ -512,7 +511,7 @@ fn back_alone(name: &str, nodes: &[Value]) -> String {
 fn starts(nodes: &[Value]) -> String {
     let at = leader(nodes).map_or(String::new(), |p| format!(" on node {}", text(p, "node")));
     format!(
-        "if it stays so, start the program{at}: a backup gets what it lacks while one is attached"
+        "If it stays so, start the program{at}: a backup gets missing data while a program is attached"
     )
 }
 
@@ -531,7 +530,7 @@ fn collect_findings(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Finding> {
     let first = primaries(nodes);
     if is_headless(nodes) {
         let what = format!("{} nodes are primary in epoch {newest}", first.len());
-        let todo = "look again in a few seconds; if it stays so, start the program where the register or the operator's last word put the primary";
+        let todo = "look again in a few seconds. If it stays so, start the program on the node that the register, or your last `mojim promote`, made the primary";
         let mut finding = Finding::new("", "primaries", what, todo);
         if let Some(p) = to_promote(nodes) {
             finding.todo = promote(p).into();
@@ -600,7 +599,7 @@ fn because_of(
         true => ", or, at the latest while a program is attached, when another takes its place",
         false => "",
     };
-    let todo = format!("what is said of node {node}: this passes with it{other}");
+    let todo = format!("mend the other finding of node {node}: this one passes with it{other}");
     findings.iter().any(has).then_some(Cow::Owned(todo))
 }
 
@@ -620,11 +619,11 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut V
             todo = expected.room().into();
         }
         if waits {
-            what += "; what its program has committed finds no room in the data files and waits in the log, which takes what it has room for";
+            what += "; the data files are full, and each sync point of its program waits in the log, until that is full too";
         }
         if let Some(how) = elsewhere(n, nodes) {
             what += "; a program may find too little room to attach there, and no other node takes over for that";
-            todo = format!("{todo}; or {how}").into();
+            todo = format!("{todo}. Or run {how}").into();
         }
         what += &expected.vote_of(name);
         let mut finding = Finding::new(name, "room", what, "");
@@ -654,7 +653,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut V
         findings.push(Finding::new(
             name,
             "copy",
-            format!("the copy of node {name} is to be made anew, by an operator's word or since its log is damaged"),
+            format!("the copy of node {name} is to be made anew, because an operator asked for it or its log is damaged"),
             PROGRAM,
         ));
     }
@@ -683,7 +682,7 @@ fn of_unmanaged_files(n: &Value, findings: &mut Vec<Finding>) {
     let path = text(s, "path");
     if s["unknown_count"].as_u64().unwrap_or(0) > 0 {
         let what = format!(
-            "node {name}: not of the volume, and so on this node only, are in {path}: {}",
+            "node {name}: {path} has files that are not the volume's, on this node only: {}",
             some_of(&s["unknown"], &s["unknown_count"])
         );
         findings.push(Finding::new(name, "strangers", what, UNMANAGED));
@@ -715,12 +714,12 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Fin
             });
             if todo == DISK {
                 let anew = format!(
-                    "; if its files are lost or damaged for good, `mojim repair --anew --name {name}` has it made anew, while a program runs on the primary"
+                    ". If its files are lost or damaged for good, `mojim repair --anew --name {name}` makes the copy anew, while a program runs on the primary"
                 );
                 todo.to_mut().push_str(&anew);
             }
             if let Some(how) = elsewhere(n, nodes) {
-                todo = format!("{todo}; or {how}").into();
+                todo = format!("{todo}. Or run {how}").into();
             }
             let what = format!("the copy of node {name} cannot be used: {e}");
             let mut finding = Finding::new(name, "copy", what, "");
@@ -834,11 +833,11 @@ fn then(expected: &Expected<'_>, p: &Value) -> &'static str {
         _ if !expected.waits => "sync points of its program go on, and have one copy",
         [] => "sync points of its program wait, and fail if it stays so",
         _ if p["register"]["error"].is_string() => {
-            "sync points of its program wait, and fail if it stays so: it cannot go on alone while it does not reach enough voters"
+            "sync points of its program wait, and fail if it stays so: it reaches too few voters to go on alone"
         }
         // Whether such a voter still votes is not seen from here.
         all if all.iter().any(|v| v.error.is_some()) => {
-            "sync points of its program wait until it goes on alone, to which enough voters have to agree"
+            "sync points of its program wait until it goes on alone, if enough voters agree"
         }
         _ => "sync points of its program wait until it goes on alone, in seconds",
     }
@@ -875,7 +874,7 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], findings: &mut Vec<Find
         let finding = |v: &Voter| v.error.is_some() || v.down.is_some();
         let chooses = match expected.voters.iter().any(finding) {
             true => "",
-            false => ", as while they choose who leads them, for some seconds",
+            false => ", possibly because they choose their leader, for some seconds",
         };
         // The other errors would say the same.
         let what = format!(
@@ -896,7 +895,7 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], findings: &mut Vec<Find
             primary,
             "promotion",
             format!("the register names node {primary} the primary, and it has not become it yet"),
-            "look again in a few seconds; if it stays so, read what its daemon says",
+            "look again in a few seconds. If it stays so, read the messages of its daemon",
         ));
     }
 }
@@ -926,7 +925,7 @@ fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Finding> {
             "start the voters that do not answer, or look at their machines and network"
         }
         (true, true) => {
-            "start the voters that do not answer, or look at their machines and network; and mend what is said of those that answer and do not vote (room, a disk): their daemons try again every second"
+            "start the voters that do not answer, or look at their machines and network. Other voters answer and do not vote: mend the cause that their findings name, room or a disk. Their daemons try again every second"
         }
     };
     let mut finding = Finding::new("", "quorum", what, todo);
@@ -976,9 +975,9 @@ fn of_copy(n: &Value, nodes: &[Value], leads: bool, findings: &mut Vec<Finding>)
     if n["role"] == "primary" && has_one && is_stale(n, nodes) {
         let now = match replaced_by(n, nodes) {
             Some((primary, since)) => {
-                format!("by the register node {primary} is the primary since epoch {since}")
+                format!("the register names node {primary} the primary since epoch {since}")
             }
-            None => format!("the volume is in epoch {} by now", newest(nodes)),
+            None => format!("the volume is in epoch {} now", newest(nodes)),
         };
         findings.push(Finding::new(
             name,
@@ -999,7 +998,7 @@ fn uncopied(n: &Value) -> String {
     let why = n["copy_error"]["text"].as_str();
     why.map_or(String::new(), |why| {
         format!(
-            "; what came in for it {} s ago found no room: {why}",
+            "; data for it that came {} s ago found no room: {why}",
             n["copy_error"]["seconds_ago"]
         )
     })
@@ -1031,7 +1030,8 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], findings: &mut
                 format!("the link of node {name} to its mirror, node {mirror}, is down{then}");
             let mut finding = Finding::new(name, "link", what, START);
             finding.todo = because_of(expected, mirror, nodes, findings).unwrap_or(
-                "look at the network between the two, and read what their daemons say".into(),
+                "look at the network between the two, and read the messages of their daemons"
+                    .into(),
             );
             findings.push(finding);
         }
@@ -1057,7 +1057,7 @@ fn of_unused(p: &Value, mirror: &str, nodes: &[Value], findings: &mut Vec<Findin
         let mut finding = Finding::new(mirror, "behind", what, PROGRAM);
         // The daemon copies what is known to be committed.
         if m["last_lsn"].as_u64() >= p["checkpoint"].as_u64() {
-            finding.todo = format!("start the program on node {name}: what an earlier one had begun, and what was acknowledged to nobody yet, waits for it").into();
+            finding.todo = format!("start the program on node {name}: an earlier program began sync points that nobody saw acknowledged, and they wait for it").into();
         }
         findings.push(finding);
     }
@@ -1072,7 +1072,7 @@ fn of_unused(p: &Value, mirror: &str, nodes: &[Value], findings: &mut Vec<Findin
             committed(m)
         );
         let mut finding = Finding::new(name, "behind", what, "");
-        finding.todo = format!("start the program on node {name}: it takes what it lacks from the mirror, or says why it does not; before that, whatever becomes of the mirror is lost").into();
+        finding.todo = format!("start the program on node {name}: it takes the missing data from the mirror, or says why it does not. If you lose the mirror before that, the data is lost").into();
         findings.push(finding);
     }
 }
@@ -1093,7 +1093,7 @@ fn of_silence(p: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
             text(m, "node"),
             p["pid"]
         );
-        let todo = "look again in a few seconds; if it stays so, look at that process (is it stopped?) and at the network between the two";
+        let todo = "look again in a few seconds. If it stays so, look whether that process is stopped, and at the network between the two";
         findings.push(Finding::new(name, "link", what, todo));
     }
 }
@@ -1108,13 +1108,15 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], findings: &[Findin
     let others: Vec<&Value> = nodes.iter().filter(is_other).filter(follows).collect();
     let mut what = format!("node {name} is alone: ");
     what += match (attached, others.is_empty()) {
-        (true, true) => "what it commits has one copy",
-        (true, false) => "a sync point returns when it is there, without waiting for another copy",
-        (false, true) => "it has no mirror, nor can another copy be used",
+        (true, true) => "its sync points have one copy",
+        (true, false) => {
+            "a sync point returns when it is on this node, without waiting for another copy"
+        }
+        (false, true) => "it has no mirror, and no other copy can be used",
         (false, false) => "it has no mirror",
     };
     if others.is_empty() && nodes.iter().any(|n| n["reachable"] != true) {
-        what += ", as far as the nodes say that answer";
+        what += ", as far as the nodes that answer know";
     }
     for n in &others {
         let does = if attached { " follows and" } else { "" };
@@ -1135,13 +1137,13 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], findings: &[Findin
     };
     if !attached {
         todo.to_mut().push_str(&format!(
-            ". Node {name} is the primary: a program that is to go on is started there"
+            ". Node {name} is the primary: start the program there"
         ));
     }
     let (have, _, need) = expected.votes();
     if attached && !others.is_empty() && !expected.voters.is_empty() && have >= need {
         todo.to_mut()
-            .push_str(". Who follows takes the mirror's place if none comes back");
+            .push_str(". A node that follows takes the mirror's place if no mirror comes back");
     }
     let mut finding = Finding::new(name, "alone", what, "");
     finding.todo = todo;
@@ -1180,14 +1182,14 @@ fn of_backups(
         if !follows && (in_use || is_old || has < most) {
             let lacks = match is_old || has < most {
                 true => format!("has LSN {has} of {}{}", last_known(nodes), uncopied(b)),
-                false => "has what is committed by now".to_owned(),
+                false => "has everything that is committed".to_owned(),
             };
             let mut finding = away(b, mirror.filter(|_| outside(b)), &lacks);
             finding.passes = !is_old && has >= most;
             let because = upstream.and_then(|u| because_of(expected, u, nodes, findings));
             match because {
                 Some(todo) if in_use => finding.todo = todo,
-                Some(todo) => finding.todo = format!("{todo}; {}", starts(nodes)).into(),
+                Some(todo) => finding.todo = format!("{todo}. {}", starts(nodes)).into(),
                 None if finding.todo == AWAY && !in_use => finding.todo = away_unused(nodes).into(),
                 None => {}
             }
@@ -1234,13 +1236,13 @@ fn of_lag(expected: &Expected<'_>, r: &Value, nodes: &[Value], findings: &mut Ve
         _ if lag <= expected.threshold => return,
         (true, _) if is_usable(b) => (
             format!("backup {name} lags by {more}: the program is held back"),
-            "look at the link to it and at its disk, or give it a greater secondary_threshold",
+            "look at the link to it and at its disk, or raise secondary_threshold",
         ),
         (_, true) => (
             format!(
                 "backup {name} takes nothing, and lacks {more}: sync points wait until it goes on, or counts as lost after some seconds"
             ),
-            "what is said of that node; else nothing, if this passes",
+            "mend the other findings of that node. If it has none: nothing, if this passes",
         ),
         _ => return,
     };

@@ -503,6 +503,7 @@ fn text(all: &Value) -> String {
             let since = since.map_or_else(String::new, |s| format!(" (for {})", ago(s)));
             t += &format!("  ! {}{since}\n", i["text"].as_str().unwrap_or(""));
             t += &format!("    what to do: {}\n", i["do"].as_str().unwrap_or(""));
+            t += &format!("    see {}\n", i["page"].as_str().unwrap_or(""));
         }
     }
     t
@@ -688,6 +689,16 @@ pub fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A finding said what to do in one line, and not where there is more about it.
+    #[test]
+    fn each_finding_is_printed_with_its_page() {
+        let finding = json!({ "text": "node a is alone", "do": "wait", "page": "docs/x.md" });
+        let volume = json!({ "volume": "v", "mode": "sync", "ok": false, "ills": [finding] });
+        let said = text(&json!({ "volumes": [volume] }));
+        let ends = "  ! node a is alone\n    what to do: wait\n    see docs/x.md\n";
+        assert!(said.ends_with(ends), "{said}");
+    }
 
     /// A witness whose disk was full was listed as one that votes, beside the error of its
     /// vote: that vote was asked for between the two questions (a new user).

@@ -205,7 +205,7 @@ fn outside_the_mount_a_program_writes_on_one_node_only() {
         let said = text(&out.stdout);
         (out.status.code() == Some(1) && said.contains(kind)).then_some(said)
     };
-    let unknown = "node a: not of the volume, and so on this node only, are in";
+    let unknown = "files that are not the volume's, on this node only";
     await_that("the unmanaged file to be said", || said(unknown));
     let out = r.c.mojim("verify", &["--wait", "60"]);
     assert_eq!(out.status.code(), Some(1));

@@ -388,7 +388,7 @@ fn a_lost_quorum_is_named() {
             vec!["! 1 of 3 voters answer, and 2 are needed: meanwhile nobody takes over"];
         if with {
             findings.extend([("a", "link"), ("c", "backup-away")]);
-            words.push("it cannot go on alone while it does not reach enough voters");
+            words.push("it reaches too few voters to go on alone");
         }
         c.await_findings(
             &format!("b and w killed, {has} a program"),

@@ -65,8 +65,11 @@ fn texts(nodes: &[Value], voters: &[Voter]) -> Vec<String> {
 fn judge_with(nodes: &[Value], voters: &[Voter]) -> Vec<(String, String)> {
     let expected = expected(voters);
     let found = findings(&expected, nodes);
+    let top = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for i in &found {
         assert!(!i.text.is_empty() && !i.todo.is_empty(), "{i:?}");
+        let page = i.to_json("v")["page"].as_str().map(|p| top.join(p));
+        assert!(page.is_some_and(|p| p.exists()), "{i:?}");
     }
     found
         .into_iter()
@@ -388,7 +391,7 @@ fn where_a_primary_lost_its_copy_the_whole_one_is_named() {
     }
     let all = findings(&expected(&voters(None)), &nodes);
     let i = all.iter().find(|i| i.kind == "primaries").unwrap();
-    assert!(i.todo.contains("the operator's last word"), "{i:?}");
+    assert!(i.todo.contains("your last `mojim promote`"), "{i:?}");
 }
 
 /// A mirror whose disk is full forwards nothing any more, and said that a backup
@@ -516,7 +519,7 @@ fn who_follows_a_primary_without_a_mirror_is_named() {
         "{alone:?}"
     );
     assert!(
-        alone.todo.starts_with("what is said of node b")
+        alone.todo.starts_with("mend the other finding of node b")
             && alone.todo.contains("takes the mirror's place"),
         "{alone:?}"
     );
@@ -531,7 +534,7 @@ fn who_follows_a_primary_without_a_mirror_is_named() {
     // The backup follows the mirror that was given up.
     nodes[2]["link"]["from"] = json!("b");
     let said = texts(&nodes, &voters(None));
-    let one = |t: &String| t.starts_with("node a is alone: what it commits has one copy");
+    let one = |t: &String| t.starts_with("node a is alone: its sync points have one copy");
     assert!(said.iter().any(one), "{said:?}");
 }
 
@@ -555,7 +558,10 @@ fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
         "{all:?}"
     );
     for i in &all[1..] {
-        assert!(i.todo.starts_with("what is said of node b"), "{i:?}");
+        assert!(
+            i.todo.starts_with("mend the other finding of node b"),
+            "{i:?}"
+        );
     }
     // The cause is not room.
     nodes[1]["full"] = Value::Null;
@@ -602,7 +608,7 @@ fn the_register_ends_the_role_of_a_primary_that_knows_no_later_view() {
     assert_eq!(unused_line(&nodes), None);
     let all = findings(&super::tests::expected(&[]), &nodes);
     let stale = all.iter().find(|i| i.kind == "stale").unwrap();
-    let since = "by the register node b is the primary since epoch 8";
+    let since = "the register names node b the primary since epoch 8";
     assert!(stale.text.contains(since), "{stale:?}");
     assert!(stale.todo.contains("`mojim node` on node b"), "{stale:?}");
     // An attach is in the register before the copies know its epoch.
@@ -652,7 +658,7 @@ fn what_becomes_of_the_program_is_said() {
     assert!(link(&nodes, &voters(None)).ends_with("wait until it goes on alone, in seconds"));
     assert!(link(&nodes, &[]).ends_with("wait, and fail if it stays so"));
     nodes[0]["register"] = json!({ "error": "no majority" });
-    assert!(link(&nodes, &voters(None)).contains("it cannot go on alone"));
+    assert!(link(&nodes, &voters(None)).contains("too few voters to go on alone"));
 }
 
 /// Low room, which has caused nothing yet, was taken for the cause of a cut link.
@@ -732,7 +738,7 @@ fn a_copy_that_finds_no_room_is_said_to() {
     nodes[2]["copy_error"] = json!({ "text": "no space left", "seconds_ago": 4 });
     let said = texts(&nodes, &voters(None)).remove(0);
     assert!(
-        said.ends_with("what came in for it 4 s ago found no room: no space left"),
+        said.ends_with("data for it that came 4 s ago found no room: no space left"),
         "{said}"
     );
 }
@@ -765,10 +771,7 @@ fn what_waits_for_a_program_or_for_voters_is_said_to() {
     nodes[0]["attached"] = json!(false);
     nodes[0]["committed"] = json!(95);
     for (checkpoint, says) in [
-        (
-            90,
-            "start the program on node a: what an earlier one had begun",
-        ),
+        (90, "start the program on node a: an earlier program began"),
         (91, "nothing, if this passes: the daemon of node a"),
     ] {
         nodes[0]["checkpoint"] = json!(checkpoint);
@@ -782,10 +785,7 @@ fn what_waits_for_a_program_or_for_voters_is_said_to() {
     full[2].error = Some("0 KiB are free".into());
     let said = texts(&nodes, &full);
     let link = said.iter().find(|t| t.starts_with("the link of node a"));
-    assert!(
-        link.unwrap()
-            .ends_with("to which enough voters have to agree")
-    );
+    assert!(link.unwrap().ends_with("if enough voters agree"));
 }
 
 /// A former primary was said to have been primary until the epoch of another's view (a new
@@ -803,7 +803,7 @@ fn a_former_primary_was_that_in_its_own_epoch() {
     let b = said.iter().find(|t| t.starts_with("node b was primary"));
     assert!(
         b.unwrap()
-            .starts_with("node b was primary, in epoch 13; the volume is in epoch 20 by now"),
+            .starts_with("node b was primary, in epoch 13; the volume is in epoch 20 now"),
         "{said:?}"
     );
 }
@@ -865,10 +865,12 @@ fn a_backup_that_waits_for_a_program_is_said_to() {
             .unwrap()
             .todo
     };
-    let says = "start the program on node a: a backup gets what it lacks while one is attached";
+    let says =
+        "start the program on node a: a backup gets missing data while a program is attached";
     let todo = away(&nodes);
     assert!(
-        todo.starts_with("what is said of node a: this passes with it") && todo.ends_with(says),
+        todo.starts_with("mend the other finding of node a: this one passes with it")
+            && todo.ends_with(says),
         "{todo}"
     );
     nodes[0]["error"] = Value::Null;
@@ -907,8 +909,8 @@ fn nobody_takes_a_place_where_there_is_no_other() {
         let link = all.into_iter().find(|i| i.kind == "link").unwrap();
         link.todo.into_owned()
     };
-    let another = "what is said of node b: this passes with it, or when another takes its place";
-    let alone = "what is said of node b: this passes with it";
+    let another = "mend the other finding of node b: this one passes with it, or when another takes its place";
+    let alone = "mend the other finding of node b: this one passes with it";
     assert_eq!(todo(&nodes, &voters(None)), another);
     // An operator decides.
     assert_eq!(todo(&nodes, &[]), alone);
@@ -967,7 +969,7 @@ fn a_backup_that_takes_nothing_is_named_and_so_is_who_waits_for_it() {
 fn an_unused_primary_without_room_may_be_left() {
     let mut nodes = cluster();
     nodes[0]["room"]["free"] = json!(0);
-    let says = "; or `mojim promote --name b`, and start the program on node b";
+    let says = ". Or run `mojim promote --name b`, and start the program on node b";
     let room = |nodes: &[Value]| findings(&expected(&voters(None)), nodes).remove(0);
     assert!(!room(&nodes).todo.ends_with(says));
     nodes[0]["attached"] = json!(false);
@@ -1046,7 +1048,7 @@ fn an_empty_mirror_of_a_lost_primary_takes_nothing_over() {
     );
     let b = &of("b", "copy").todo;
     assert!(
-        b.starts_with("start `mojim node` on node a, the primary,"),
+        b.starts_with("start `mojim node` on node a, the primary."),
         "{b}"
     );
     assert!(b.contains("promote --force --name c"), "{b}");
@@ -1072,7 +1074,8 @@ fn without_a_majority_nothing_is_advised_that_needs_one() {
     };
     let quorum = of(&nodes, "quorum").text;
     assert!(quorum.ends_with("and no program can attach"), "{quorum}");
-    let waits = "this passes with it, or, once enough voters vote, when another takes its place";
+    let waits =
+        "this one passes with it, or, once enough voters vote, when another takes its place";
     for kind in ["link", "backup-away"] {
         let finding = of(&nodes, kind);
         assert!(finding.todo.contains(waits), "{finding:?}");
@@ -1143,7 +1146,7 @@ fn voters_that_are_down_and_voters_that_do_not_vote_are_both_named() {
     let found = findings(&expected(&all), &nodes);
     let todo = &found.iter().find(|i| i.kind == "quorum").unwrap().todo;
     assert!(
-        todo.starts_with("start the voters") && todo.contains("answer and do not vote (room"),
+        todo.starts_with("start the voters") && todo.contains("answer and do not vote: mend"),
         "{todo}"
     );
 }
