@@ -227,8 +227,10 @@ impl Heap {
 /// Measure one sync point by the number of changed pages, beside plain msync.
 ///
 /// Each page has 8 changed bytes. Means include the time until everything is durable in the data
-/// file. "to large" and "to small" say how many times faster than plain msync a sync point is.
-/// The page cache of that file holds large folios, or single pages.
+/// file.
+///
+/// "to large" and "to small" are the speed divided by that of plain msync. The page cache of its
+/// file has large folios, or single pages.
 #[derive(clap::Args)]
 struct Fams {
     /// A directory on the disk to measure [default: the temporary directory].

@@ -541,7 +541,7 @@ impl<N: Asks> Comparison<N> {
             for (l, node) in [&a, &b].into_iter().zip(&self.nodes) {
                 if l.lsns.low != l.last {
                     self.moving = format!(
-                        "{} has records up to LSN {} of which those above {} are not known to be committed, after the end of a program without a detach. The primary's daemon decides that where both nodes of the pair answer, or says why it cannot; a program that attaches does, too",
+                        "{} has records up to LSN {}. Those above {} may not be committed, because a program ended without a detach. The primary's daemon decides that when both nodes of the pair answer, or says why it cannot. A program that attaches decides it too",
                         node.who(),
                         l.last,
                         l.lsns.low

@@ -98,11 +98,10 @@ fn died(status: ExitStatus) -> bool {
 /// Leaves word for the next `mojim run`, and for `mojim status`.
 fn note(at: &Path, status: ExitStatus) {
     let why = format!(
-        "the process of their mount died ({status}): what they had not synced is lost, and those that \
-         ran were killed"
+        "the process of their mount died ({status}): changes that they had not synced are lost, and running programs were killed"
     );
     if let Err(e) = std::fs::write(at.with_file_name(FAILED), why) {
-        tracing::error!("leaving word of the end of the mount: {e}");
+        tracing::error!("writing a note about the end of the mount: {e}");
     }
 }
 

@@ -25,7 +25,7 @@ const MOST_DAYS: i64 = mojim_keys::AUTHORITY_DAYS as i64;
 /// Make the keys by which nodes prove their names: an authority, and a certificate for each node.
 ///
 /// The command writes into the directory that `keys` names in the configuration. The directory
-/// must be empty.
+/// must be empty, except with `--renew` and `--renew-client`.
 ///
 /// - `authority.pem` is the authority's certificate. Every node needs it.
 ///

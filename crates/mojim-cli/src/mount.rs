@@ -29,8 +29,8 @@ use crate::supervise::Post;
 /// How often it is looked whether the mount has ended, or its node is no longer the primary.
 const TURN: Duration = Duration::from_millis(200);
 
-/// How long a mount for programs under `mojim run` waits for a copy that another process has open, and
-/// every mount for a mirror that is slow.
+/// How long a mount for programs under `mojim run` waits for a copy that another process has
+/// open, and every mount for a mirror that is slow.
 const BUSY: Duration = Duration::from_secs(20);
 
 /// Mount a volume as a directory. Any program can keep its files there.
@@ -48,9 +48,8 @@ const BUSY: Duration = Duration::from_secs(20);
 /// has committed everything.
 ///
 /// If another node takes over, changes fail with EROFS. With `--wait`, the mount waits until this
-/// node is the primary again, and mounts the volume again. Until then, root cannot change
-/// anything in the directory (EROFS). A file that another user writes there stays on this
-/// machine.
+/// node is the primary again, and mounts the volume again. Until then the directory is
+/// read-only (EROFS) if root runs the mount. Otherwise files written there stay on this machine.
 ///
 /// With `--read`, the directory shows the volume read-only, on a node that follows. That is the
 /// mirror (not in mode sync-disk) or a backup. The volume may be mounted or attached on the
@@ -426,8 +425,8 @@ fn may_pass(e: &mojim::Error) -> bool {
     matches!(e, Busy(_) | Stale(_) | Timeout(_))
 }
 
-/// Since when the mirror is there and does not answer in time: after the death of a primary it may be busy
-/// with what that had begun.
+/// Since when the mirror is there and does not answer in time: after the death of a primary it
+/// may be busy with what that had begun.
 #[derive(Default)]
 struct Slow(Option<Instant>);
 

@@ -58,7 +58,7 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
             }
             asked.get_or_insert_with(Instant::now);
             tracing::info!(
-                "asked to end: this mount ends when no program uses it, or when asked again"
+                "asked to end: this mount waits for its last program; asked again, it ends at once"
             );
         }
         if mounted.is_over() {
@@ -71,8 +71,7 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
         if stale.is_none() && mounted.is_stale() {
             stale = Some(Instant::now());
             tracing::error!(
-                "another node is the primary: programs that were started here can change nothing any \
-                 more, and in {} s their files are taken away",
+                "another node is the primary: programs here can change nothing any more, and lose their files in {} s",
                 STALE.as_secs()
             );
             if let Err(e) = mounted.hide() {
@@ -107,7 +106,7 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
     }
     match (cause, failed) {
         // Also if what was stored is committed: its programs can reach nothing any more.
-        (Cause::CutOff, None) => Err(cut_off("what was stored is committed".into())),
+        (Cause::CutOff, None) => Err(cut_off("their stores are committed".into())),
         (Cause::CutOff, Some(e)) => Err(cut_off(e.to_string())),
         (_, Some(e)) => Err(Failure::from(e)),
         (_, None) => Ok(0),
@@ -223,7 +222,7 @@ impl Users {
     /// Leaves word for the next `mojim run`.
     fn note(&self, why: &str) {
         if let Err(e) = std::fs::write(self.dir.join(FAILED), why) {
-            tracing::error!("leaving word of what could not be committed: {e}");
+            tracing::error!("writing a note about the commit that failed: {e}");
         }
     }
 }

@@ -31,8 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// is no mirror meanwhile, and sync points wait in modes that need a mirror. Without a program,
 /// the primary's daemon makes the copy.
 ///
-/// A copy that cannot be used is given up first. With `--anew`, that holds for any damage. It
-/// needs a running program on the primary.
+/// A copy that cannot be used is given up first. With `--anew`, that holds for any damage. A
+/// program must run on the primary.
 ///
 /// The command cannot know whether the primary's copy is the wrong one.
 ///

@@ -47,8 +47,8 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// number, and standard error names the signal.
 ///
 /// With `failover = "automatic"`, the command waits until this node is the primary, and then
-/// starts the program. It ends the program when another node becomes the primary, and waits
-/// again. After one second of waiting, standard error says for what, where and since when.
+/// starts the program. It ends the program when this node no longer is, and waits again. After
+/// one second of waiting, standard error says for what, where and since when.
 ///
 /// With `--preload`, the command mounts nothing, and loads Mojim's libraries into the program. It
 /// does the same for a program that is linked with libmojim.so, unless you give `--mount`. Files
@@ -227,8 +227,8 @@ fn name_volume(command: &mut Command, config: &Path, node: &Node, volume: &Volum
         .env("MOJIM_VOLUME", &volume.name);
 }
 
-/// Has this process begin anew, with the words that it was given: what it does hangs on the program's
-/// file. Returns why it cannot.
+/// Has this process begin anew, with the words that it was given: what it does hangs on the
+/// program's file. Returns why it cannot.
 fn begin_anew() -> Failure {
     let mut words = std::env::args_os();
     let name = words.next().unwrap_or_default();

@@ -170,8 +170,7 @@ impl RunsMount {
                 return Err(Failure {
                     code: LATER,
                     text: format!(
-                        "volume {} is mounted for programs under `mojim run` in another mount \
-                         namespace (as of a service with PrivateTmp), or that mount does not end: {}",
+                        "volume {} is mounted for programs under `mojim run`. Their mount is in another mount namespace, as of a service with PrivateTmp, or it does not end: {}",
                         self.volume,
                         place(&self.log())
                     ),
@@ -239,9 +238,7 @@ impl RunsMount {
         while self.is_serving().map_err(of_dir)? {
             let text = || {
                 format!(
-                    "volume {} is mounted for other programs under `mojim run`, or that mount commits what \
-                     they stored ({}): a program that uses Mojim's libraries can have the volume when that \
-                     has ended, or run over the mount, too (--mount)",
+                    "volume {} is mounted for other programs under `mojim run`, or that mount still commits their stores ({}). Wait until it has ended, or run this program over the mount too (--mount)",
                     self.volume,
                     place(&self.log())
                 )
@@ -298,8 +295,7 @@ impl RunsMount {
         let path = self.dir.join(FAILED);
         if let Some(text) = self.failed() {
             say_on_stderr(&format!(
-                "volume {}: not all that earlier programs stored was committed when the last of them \
-                 ended: {text}",
+                "volume {}: some changes of earlier programs were not committed when the last program ended: {text}",
                 self.volume
             ));
             let _ = std::fs::remove_file(&path);
@@ -323,8 +319,7 @@ impl RunsMount {
             if !said && began.elapsed() >= SILENCE {
                 said = true;
                 say_on_stderr(&format!(
-                    "volume {}: waiting for its mount, which another `mojim run` starts, or which ends \
-                     and waits for processes that still have files open there ({})",
+                    "volume {}: waiting for its mount. Another `mojim run` starts it, or it ends and waits for processes with open files there ({})",
                     self.volume,
                     place(&self.log())
                 ));

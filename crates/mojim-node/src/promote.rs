@@ -270,7 +270,7 @@ impl Node {
                     (None, None) => "Start the program on the primary".to_owned(),
                 };
                 return Err(Error::Invalid(format!(
-                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. {instead}. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    "node {} is not the mirror of the view (primary {}, mirror {}), so acknowledged sync points may be missing from it. {instead}. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up sync points that only they held",
                     self.me.name,
                     named(&reg.primary),
                     named(&reg.mirror)
@@ -426,7 +426,7 @@ impl Node {
         let alive = format!("volume {volume}: {alive}");
         if mirror == me {
             return Error::Busy(format!(
-                "{alive}. End it first: its program, or, if none is attached, its daemon, which may be bringing the copy here up to date (then look again in a few seconds)"
+                "{alive}. End it first: its program, or, if none is attached, its daemon. The daemon may be bringing this copy up to date: then look again in a few seconds"
             ));
         }
         let instead = match mirror {
@@ -510,7 +510,7 @@ impl Node {
                 tail
             )),
             Refusal::NotMember => Error::Invalid(format!(
-                "node {me} was still catching up with volume {volume}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held"
+                "node {me} was still catching up with volume {volume}, so acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up sync points that only they held"
             )),
         }
     }
@@ -596,10 +596,10 @@ fn behind(me: &str, volume: &str, copy: &Candidate, o: &Other, lsn: u64) -> Erro
 fn unread(me: &str, own: &OwnRole, force: bool, primary: Option<&str>, why: &Error) -> String {
     let needs = match own {
         OwnRole::Used => format!(
-            "node {me} is the primary by what its copy knows, and a program is attached, or about to be: there is nothing to promote, unless another node has become primary meanwhile; that is not known, for the register of views cannot be read"
+            "node {me} is the primary by its copy, and a program is attached, or about to be: there is nothing to promote, unless another node has become primary meanwhile. That is not known, for the register of views cannot be read"
         ),
         OwnRole::Primary => format!(
-            "node {me} is the primary by what its copy knows; a majority of the voters has to agree that it still is, and the register of views cannot be read"
+            "node {me} is the primary by its copy; a majority of the voters has to agree that it still is, and the register of views cannot be read"
         ),
         OwnRole::Other => format!(
             "a majority of the voters has to agree that node {me} becomes primary, and the register of views cannot be read"
@@ -653,7 +653,10 @@ mod tests {
         );
         assert!(!said.contains("--force"), "{said}");
         let said = unread("a", &OwnRole::Primary, false, Some("a"), &why);
-        assert!(said.starts_with("node a is the primary by what"), "{said}");
+        assert!(
+            said.starts_with("node a is the primary by its copy"),
+            "{said}"
+        );
         let said = unread("b", &OwnRole::Other, true, Some("a"), &why);
         assert!(
             said.starts_with("a majority of the voters has to agree that node b becomes")

@@ -1193,7 +1193,7 @@ fn a_linked_program_that_the_mount_keeps_out_is_told_what_to_do() {
     let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
     assert!(said.contains("mounted for other programs"), "{said}");
-    assert!(said.contains("commits what they stored ("), "{said}");
+    assert!(said.contains("commits their stores ("), "{said}");
     // A mount that nobody uses is waited for.
     drop(shell.stdin.take());
     assert_eq!(shell.wait(), Some(0));
