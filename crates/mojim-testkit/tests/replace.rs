@@ -191,7 +191,7 @@ fn a_witness_that_lost_its_disk_votes_for_nobody_until_it_is_admitted_anew() {
     let why = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{why}");
     assert!(
-        why.contains("what node a, the primary by this copy"),
+        why.contains("only node a (the primary by this copy)"),
         "{why}"
     );
     let again = ["--same-name", "w", "--timeout", "1"];
