@@ -118,7 +118,7 @@ impl Namespace {
             false => Err(Errno::from_raw_os_error(ENDED)),
         });
         step(
-            c"finding the volume's mount, which may have ended just now",
+            c"finding the volume's mount (it may have ended just now)",
             same,
         )?;
         match &self.start {
@@ -167,8 +167,7 @@ fn refuse_open_files(directory: &Path) -> Result<(), Failure> {
             continue;
         }
         return Err(Failure::failed(format!(
-            "{} is open already (descriptor {}): by it the program would reach the volume's files past \
-             Mojim. Have it opened under `mojim run`, for example: mojim run … -- sh -c 'program > file'",
+            "{} is open already (descriptor {}), so the program would reach the volume's files past Mojim. Have it opened under `mojim run`, for example: mojim run … -- sh -c 'program > file'",
             path.display(),
             entry.file_name().to_string_lossy()
         )));

@@ -445,7 +445,7 @@ fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
     let no = |why: String| Err(Failure::failed(format!("volume {}: {why}", v.name)));
     if v.mirror.is_none() {
         return no(format!(
-            "its only copy is node {old}'s, and lost with it; take the volume out of the file first"
+            "its only copy was on node {old}; take the volume out of the file first"
         ));
     }
     let rows = all["volumes"].as_array().into_iter().flatten();
@@ -461,7 +461,7 @@ fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
         .find(|r| r["version"].is_u64());
     let newest = others.clone().max_by_key(|n| n["epoch"].as_u64());
     let Some(newest) = newest else {
-        return no("no other node of it answers: nothing is known of its primary".into());
+        return no("no other node of it answers, so its primary is unknown".into());
     };
     let (primary, mirror) = match register {
         Some(r) => (&r["primary"]["node"], &r["mirror"]["node"]),
@@ -471,12 +471,12 @@ fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
     let Some(primary) = primary.as_str().filter(|p| !p.is_empty()) else {
         return match (&v.primary, others.all(|n| n["state"] == "new")) {
             (first, true) if first != old => Ok(first.clone()),
-            _ => no("nothing is known of its primary".into()),
+            _ => no("its primary is unknown".into()),
         };
     };
     if primary == old {
         return no(format!(
-            "node {old} is its primary: another has to take over first{}",
+            "node {old} is its primary: another node must take over first{}",
             match v.failover {
                 Failover::Automatic => ", as its mirror does by itself",
                 Failover::Manual => " (`mojim promote`)",
@@ -494,7 +494,7 @@ fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
         });
         if !holds {
             return no(format!(
-                "node {old} is its mirror, and may be the only one that holds what was acknowledged: node {primary}, the primary, does not answer, or lost what it held. Bring one of them back, or go on without what {old} has (`mojim promote --force`)"
+                "node {old} is its mirror, and may be the only node with some acknowledged sync points: node {primary}, the primary, does not answer, or lost its copy. Bring one of them back, or give up the sync points of node {old} (`mojim promote --force`)"
             ));
         }
     } else if !others.any(|n| n["state"] == "whole") {

@@ -139,12 +139,12 @@ impl Advice {
         let of = |node: &str| format!("`mojim repair --volume {} --name {node}`", volume.name);
         let todo = match &odd {
             Some(odd) if odd == primary => format!(
-                "the primary's copy is the odd one, and `mojim repair` would spread it: `mojim promote` another node first, then {}",
+                "the primary's copy is the odd one. `mojim repair` would spread it: run `mojim promote` on another node first, then {}",
                 of(odd)
             ),
             Some(odd) => format!("{} makes its copy equal to the primary's", of(odd)),
             None => format!(
-                "find out which copy is right: {} makes NODE's copy equal to the primary's; if the primary's is wrong, `mojim promote` another node first",
+                "find out which copy is right: {} makes NODE's copy equal to the primary's. If the primary's copy is the wrong one, run `mojim promote` on another node first",
                 of("NODE")
             ),
         };

@@ -343,7 +343,7 @@ fn a_mistake_in_a_volume_has_its_key_and_line() {
         "tracker = \"uffd\"\nmax_uncommitted = \"1GiB\"\nconnections",
         7,
         &key("tracker"),
-        "which max_uncommitted needs",
+        "max_uncommitted needs that",
     );
     let text = EXAMPLE.replace("mode =", "transport = \"shm\"\nmode =");
     let text = text.replace("cluster", "insecure_network = true\ncluster");

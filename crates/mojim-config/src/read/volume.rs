@@ -155,8 +155,7 @@ impl Reader {
             && let Some(word @ (TrackerKind::Uffd | TrackerKind::Mprotect)) = tracker.value
         {
             let message = format!(
-                "{word} cannot keep stores out of a page that is given back, which {what} needs; \
-                 choose \"two-level\" or remove the key"
+                "{word} cannot keep stores out of a page that is given back, and {what} needs that; choose \"two-level\" or remove the key"
             );
             self.note(tracker.line, key("tracker"), message);
         }
@@ -164,8 +163,7 @@ impl Reader {
             && working.value == Some(Working::Shared)
         {
             let message = format!(
-                "a shared working copy stays in memory as a whole, which {what} bounds; \
-                 choose \"private\" or remove the key"
+                "a shared working copy stays in memory as a whole, and {what} bounds that memory; choose \"private\" or remove the key"
             );
             self.note(working.line, key("working"), message);
         }
