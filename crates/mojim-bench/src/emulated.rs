@@ -8,7 +8,6 @@
 //! - A durable write returns not before its time is over. Writes side by side do not wait for each other.
 //! - Everything else is the machine's own, also the mirror's data files.
 
-use std::any::Any;
 use std::hint::spin_loop;
 use std::io::{self, Write};
 use std::ops::Range;
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 use mojim_cli::failure::Done;
 use mojim_cli::signals;
 use mojim_config::Config;
-use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Longest, Memory, OpenHow, Space};
+use mojim_env::{Env, File, OpenHow};
 use mojim_linux::Os;
 use mojim_node::Node;
 
@@ -155,90 +154,38 @@ impl Env for Machine {
         let (takes, late) = (self.takes, AtomicU64::new(0));
         Ok(Arc::new(Slow { inner, takes, late }))
     }
-    fn now(&self) -> Duration {
-        self.os.now()
-    }
-    fn boot_id(&self) -> [u8; 16] {
-        self.os.boot_id()
-    }
-    fn random(&self) -> u64 {
-        self.os.random()
-    }
-    fn sector(&self, path: &Path) -> io::Result<usize> {
-        self.os.sector(path)
-    }
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.os.create_dir_all(path)
-    }
-    fn close_dir(&self, path: &Path) -> io::Result<()> {
-        self.os.close_dir(path)
-    }
-    fn create_dirs(&self, path: &Path) -> io::Result<()> {
-        self.os.create_dirs(path)
-    }
-    fn file_system(&self, dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
-        self.os.file_system(dir)
-    }
-    fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
-        self.os.remove_empty_dirs(path)
-    }
-    fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
-        self.os.max_file_size(dir)
-    }
-    fn reach(&self, dir: &Path) -> io::Result<(u64, u64)> {
-        self.os.reach(dir)
-    }
-    fn longest_names(&self, dir: &Path) -> io::Result<Longest> {
-        self.os.longest_names(dir)
-    }
-    fn file_size_limit(&self) -> u64 {
-        self.os.file_size_limit()
-    }
-    fn space(&self, dir: &Path) -> io::Result<Space> {
-        self.os.space(dir)
-    }
-    fn most_open(&self) -> usize {
-        self.os.most_open()
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.os.remove(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.os.rename(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.os.sync_dir(path)
-    }
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.os.list(path)
-    }
-    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.os.lock(path, locker)
-    }
-    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
-        self.os.locker(path)
-    }
-    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.os.memory(path, len)
-    }
-    fn populate(&self, memory: &Memory) {
-        self.os.populate(memory);
-    }
-    fn remove_memory(&self, path: &Path) -> io::Result<()> {
-        self.os.remove_memory(path)
-    }
-    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
-        self.os.anonymous_memory(len)
-    }
-    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.os.persistent_memory(path, len)
-    }
-    fn flush(&self, memory: &Memory, offset: usize, len: usize) {
-        self.os.flush(memory, offset, len);
-    }
-    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
-        self.os.connect(to)
-    }
+
+    mojim_env::forward_env!(
+        os,
+        now,
+        boot_id,
+        random,
+        sector,
+        create_dir_all,
+        close_dir,
+        create_dirs,
+        file_system,
+        remove_empty_dirs,
+        max_file_size,
+        reach,
+        longest_names,
+        file_size_limit,
+        space,
+        most_open,
+        remove,
+        rename,
+        sync_dir,
+        list,
+        lock,
+        locker,
+        memory,
+        populate,
+        remove_memory,
+        anonymous_memory,
+        persistent_memory,
+        flush,
+        connect
+    );
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 //! what reaches the disk is what an engine without that flush, or with that order, would
 //! have written.
 
-use std::any::Any;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -13,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
+use mojim_env::{Env, File, Memory, OpenHow};
 use mojim_format::{OpKind, RecordView, Superblock};
 use mojim_linux::Os;
 
@@ -91,17 +90,8 @@ pub struct Machine {
 }
 
 impl Env for Machine {
-    fn now(&self) -> Duration {
-        self.os.now()
-    }
     fn boot_id(&self) -> [u8; 16] {
         self.os.boot_id().map(|b| b ^ self.boot)
-    }
-    fn random(&self) -> u64 {
-        self.os.random()
-    }
-    fn sector(&self, path: &Path) -> io::Result<usize> {
-        self.os.sector(path)
     }
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
         let is_data = path.parent() == self.data.parent();
@@ -135,54 +125,6 @@ impl Env for Machine {
             waiting: Mutex::default(),
         }))
     }
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.os.create_dir_all(path)
-    }
-    fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
-        self.os.remove_empty_dirs(path)
-    }
-    fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
-        self.os.max_file_size(dir)
-    }
-    fn longest_names(&self, dir: &Path) -> io::Result<mojim_env::Longest> {
-        self.os.longest_names(dir)
-    }
-    fn file_size_limit(&self) -> u64 {
-        self.os.file_size_limit()
-    }
-    fn most_open(&self) -> usize {
-        self.os.most_open()
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.os.remove(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.os.rename(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.os.sync_dir(path)
-    }
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.os.list(path)
-    }
-    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.os.lock(path, locker)
-    }
-    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
-        self.os.locker(path)
-    }
-    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.os.memory(path, len)
-    }
-    fn populate(&self, memory: &Memory) {
-        self.os.populate(memory);
-    }
-    fn remove_memory(&self, path: &Path) -> io::Result<()> {
-        self.os.remove_memory(path)
-    }
-    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
-        self.os.anonymous_memory(len)
-    }
     fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         let real = self.os.persistent_memory(path, len)?;
         match self.fault {
@@ -212,9 +154,30 @@ impl Env for Machine {
             _ => {}
         }
     }
-    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
-        self.os.connect(to)
-    }
+
+    mojim_env::forward_env!(
+        os,
+        now,
+        random,
+        sector,
+        create_dir_all,
+        remove_empty_dirs,
+        max_file_size,
+        longest_names,
+        file_size_limit,
+        most_open,
+        remove,
+        rename,
+        sync_dir,
+        list,
+        lock,
+        locker,
+        memory,
+        populate,
+        remove_memory,
+        anonymous_memory,
+        connect
+    );
 }
 
 /// Writes and syncs what the records in `buf` write to the data file, except what is

@@ -9,6 +9,7 @@ pub mod descriptors;
 mod env;
 mod error;
 pub mod event;
+mod forward;
 pub mod futex;
 pub mod locks;
 pub mod page_delta;

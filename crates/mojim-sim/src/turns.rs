@@ -12,15 +12,14 @@
 //!   now and then spuriously, as with futexes and streams.
 //! - No lock of the simulated world is held while another thread runs.
 
-use std::any::Any;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, FileSystem, Locker, Memory, OpenHow, Proof};
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow, Proof};
 
 use crate::disk::SECTOR;
 use crate::run::panic_text;
@@ -459,18 +458,6 @@ impl Env for TurnEnv {
         self.env.now()
     }
 
-    fn boot_id(&self) -> [u8; 16] {
-        self.env.boot_id()
-    }
-
-    fn random(&self) -> u64 {
-        self.env.random()
-    }
-
-    fn sector(&self, path: &Path) -> io::Result<usize> {
-        self.env.sector(path)
-    }
-
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
         let late = self.late && how.durable;
         Ok(Arc::new(TurnFile {
@@ -478,14 +465,6 @@ impl Env for TurnEnv {
             scheduler: self.scheduler.clone(),
             late: late.then(Mutex::default),
         }))
-    }
-
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.env.create_dir_all(path)
-    }
-
-    fn file_system(&self, dir: &Path) -> io::Result<Arc<dyn FileSystem>> {
-        self.env.file_system(dir)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -503,34 +482,6 @@ impl Env for TurnEnv {
         self.env.sync_dir(path)
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.env.list(path)
-    }
-
-    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.env.lock(path, locker)
-    }
-
-    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
-        self.env.locker(path)
-    }
-
-    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.env.memory(path, len)
-    }
-
-    fn remove_memory(&self, path: &Path) -> io::Result<()> {
-        self.env.remove_memory(path)
-    }
-
-    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
-        self.env.anonymous_memory(len)
-    }
-
-    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.env.persistent_memory(path, len)
-    }
-
     fn flush(&self, memory: &Memory, offset: usize, len: usize) {
         perhaps(&self.scheduler, 2);
         self.env.flush(memory, offset, len);
@@ -539,4 +490,20 @@ impl Env for TurnEnv {
     fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
         Ok(wrap(&self.scheduler, self.env.connect(to)?))
     }
+
+    mojim_env::forward_env!(
+        env,
+        boot_id,
+        random,
+        sector,
+        create_dir_all,
+        file_system,
+        list,
+        lock,
+        locker,
+        memory,
+        remove_memory,
+        anonymous_memory,
+        persistent_memory
+    );
 }

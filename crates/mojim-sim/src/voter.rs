@@ -10,16 +10,14 @@
 //! there before: each has its own promises, and its own incarnation, by which the other
 //! voters tell them apart. A violation begins with "voter:".
 
-use std::any::Any;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
 
 use mojim_env::Error;
-use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
+use mojim_env::{Env, File, OpenHow};
 use mojim_views::files::{Files, Id, VoterPromises};
 
 use crate::ctx::Faults;
@@ -106,20 +104,11 @@ impl File for LaxFile {
 }
 
 impl Env for Lax {
-    fn now(&self) -> Duration {
-        self.env.now()
-    }
-    fn boot_id(&self) -> [u8; 16] {
-        self.env.boot_id()
-    }
     fn random(&self) -> u64 {
         match self.broken {
             Some(Broken::Life) => 7,
             _ => self.env.random(),
         }
-    }
-    fn sector(&self, path: &Path) -> io::Result<usize> {
-        self.env.sector(path)
     }
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
         let is = |name: &str| path.file_name().is_some_and(|n| n == name);
@@ -133,15 +122,6 @@ impl Env for Lax {
             starting: self.starting.clone(),
         }))
     }
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.env.create_dir_all(path)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.env.remove(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.env.rename(from, to)
-    }
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         match self.broken {
             Some(Broken::Name) => Ok(()),
@@ -149,33 +129,25 @@ impl Env for Lax {
             _ => self.env.sync_dir(path),
         }
     }
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.env.list(path)
-    }
-    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.env.lock(path, locker)
-    }
-    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
-        self.env.locker(path)
-    }
-    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.env.memory(path, len)
-    }
-    fn remove_memory(&self, path: &Path) -> io::Result<()> {
-        self.env.remove_memory(path)
-    }
-    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
-        self.env.anonymous_memory(len)
-    }
-    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.env.persistent_memory(path, len)
-    }
-    fn flush(&self, memory: &Memory, offset: usize, len: usize) {
-        self.env.flush(memory, offset, len);
-    }
-    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
-        self.env.connect(to)
-    }
+
+    mojim_env::forward_env!(
+        env,
+        now,
+        boot_id,
+        sector,
+        create_dir_all,
+        remove,
+        rename,
+        list,
+        lock,
+        locker,
+        memory,
+        remove_memory,
+        anonymous_memory,
+        persistent_memory,
+        flush,
+        connect
+    );
 }
 
 /// A call that changes what a voter holds.

@@ -1,14 +1,12 @@
 //! A disk whose syncs fail when told to.
 
-use std::any::Any;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
 
-use mojim_env::{Address, Conn, Env, File, Locker, Memory, OpenHow};
+use mojim_env::{Env, File, OpenHow};
 use mojim_linux::Os;
 
 /// This machine, but its disk fails when told to.
@@ -71,61 +69,31 @@ impl File for FailingFile {
 }
 
 impl Env for Failing {
-    fn now(&self) -> Duration {
-        self.os.now()
-    }
-    fn boot_id(&self) -> [u8; 16] {
-        self.os.boot_id()
-    }
-    fn random(&self) -> u64 {
-        self.os.random()
-    }
-    fn sector(&self, path: &Path) -> io::Result<usize> {
-        self.os.sector(path)
-    }
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
         Ok(Arc::new(FailingFile {
             file: self.os.open(path, how)?,
             fails: self.fails.clone(),
         }))
     }
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.os.create_dir_all(path)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.os.remove(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.os.rename(from, to)
-    }
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.os.sync_dir(path)
-    }
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.os.list(path)
-    }
-    fn lock(&self, path: &Path, locker: Locker) -> io::Result<Box<dyn Any + Send + Sync>> {
-        self.os.lock(path, locker)
-    }
-    fn locker(&self, path: &Path) -> io::Result<Option<Locker>> {
-        self.os.locker(path)
-    }
-    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.os.memory(path, len)
-    }
-    fn remove_memory(&self, path: &Path) -> io::Result<()> {
-        self.os.remove_memory(path)
-    }
-    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
-        self.os.anonymous_memory(len)
-    }
-    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.os.persistent_memory(path, len)
-    }
-    fn flush(&self, memory: &Memory, offset: usize, len: usize) {
-        self.os.flush(memory, offset, len);
-    }
-    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
-        self.os.connect(to)
-    }
+
+    mojim_env::forward_env!(
+        os,
+        now,
+        boot_id,
+        random,
+        sector,
+        create_dir_all,
+        remove,
+        rename,
+        sync_dir,
+        list,
+        lock,
+        locker,
+        memory,
+        remove_memory,
+        anonymous_memory,
+        persistent_memory,
+        flush,
+        connect
+    );
 }
