@@ -32,6 +32,7 @@ use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::request::Request;
 
+use mojim_testkit::rng::Rng;
 use mojim_testkit::{DEADLINE, Port, mojim_path};
 
 const THREADS: usize = 3;
@@ -41,24 +42,8 @@ const AREA: usize = 4096 + SLOTS as usize * SLOT;
 const LEN: usize = THREADS * AREA;
 const MODES: [&str; 4] = ["unreplicated", "async", "sync", "sync-flush"];
 
-/// A small generator, so that a failure can be repeated from its seed.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
-
 fn payload_len(thread: usize, n: u64) -> usize {
-    let r = Rng(n * 31 + thread as u64).next();
+    let r = Rng::new(n * 31 + thread as u64).next();
     match r % 4 {
         0 => 8,
         1 => 64,
@@ -69,7 +54,7 @@ fn payload_len(thread: usize, n: u64) -> usize {
 
 /// The bytes of a whole slot after sync point `n`, if it was zero before.
 fn pattern(thread: usize, n: u64, out: &mut [u8]) {
-    let mut r = Rng(n << 8 | thread as u64);
+    let mut r = Rng::new(n << 8 | thread as u64);
     for c in out.chunks_mut(8) {
         let v = r.next().to_le_bytes();
         c.copy_from_slice(&v[..c.len()]);
@@ -675,7 +660,7 @@ fn main() {
             .as_nanos() as u64,
     );
     println!("seed {seed} (CRASH_SEED repeats the choices, not the timing)");
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     checker_is_checked(&mut rng);
     let mut counts = std::collections::BTreeMap::new();
     let mut total = 0;

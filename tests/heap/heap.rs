@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mojim_testkit::interface::*;
+use mojim_testkit::rng::Rng;
 
 #[test]
 fn wrong_calls_are_errors() {
@@ -67,14 +68,12 @@ fn kill_often(v: &TestVolume, bin: &Path) {
     let number = |name| std::env::var(name).ok().map(|v: String| v.parse().unwrap());
     let kills = number("HEAP_KILLS").unwrap_or(6);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let mut seed: u64 = number("HEAP_SEED").unwrap_or(now.as_nanos() as u64);
+    let seed: u64 = number("HEAP_SEED").unwrap_or(now.as_nanos() as u64);
     println!("HEAP_SEED={seed}");
+    let mut rng = Rng::new(seed);
     let mut last = 0;
     for _ in 0..kills {
-        seed = seed
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        let lines = (seed >> 33) % 50;
+        let lines = rng.below(50);
         let mut child = Command::new(bin)
             .arg(v.config())
             .arg("a")

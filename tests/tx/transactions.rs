@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use mojim_testkit::interface::*;
+use mojim_testkit::rng::Rng;
 
 /// Compiles a program with `__transaction_atomic` blocks, whose runtime is ours.
 fn compile_captured(compiler: &str, source_file: &str, to: &Path, flags: &[&str]) {
@@ -201,7 +202,7 @@ fn survives_kills(rounds: u64, seed: u64, more: &[&str]) -> bool {
     let v = TestVolume::new("");
     let program = v.root.join("crash");
     compile("tests/tx/crash.c", &program, &[], true);
-    let mut random = seed;
+    let mut rng = Rng::new(seed);
     for _ in 0..rounds {
         let mut run = Command::new(&program);
         run.arg(v.config()).args(["a", "run"]).args(more);
@@ -210,8 +211,7 @@ fn survives_kills(rounds: u64, seed: u64, more: &[&str]) -> bool {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         out.read_line(&mut line).unwrap();
         assert_eq!(line, "running\n");
-        random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-        std::thread::sleep(Duration::from_micros((random >> 33) % 30_000));
+        std::thread::sleep(Duration::from_micros(rng.below(30_000)));
         child.kill().unwrap();
         child.wait().unwrap();
         let check = output(Command::new(&program).arg(v.config()).args(["a", "check"]));

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use mojim::{MapFlags, Volume, gmsync, msync};
 use mojim_config::{Config, WriteBack};
+use mojim_env::rng::Rng;
 use serde::Serialize;
 
 use crate::measure::histogram;
@@ -102,7 +103,7 @@ struct Row {
 
 /// Random places, 8 bytes each, one in each of some pages.
 struct Places {
-    random: u64,
+    random: Rng,
     page: usize,
     at: Vec<usize>,
 }
@@ -110,7 +111,7 @@ struct Places {
 impl Places {
     fn new() -> Places {
         Places {
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Rng::new(1),
             page: rustix::param::page_size(),
             at: Vec::new(),
         }
@@ -119,12 +120,10 @@ impl Places {
     fn choose(&mut self, n: usize) {
         self.at.clear();
         while self.at.len() < n {
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 7;
-            self.random ^= self.random << 17;
+            let random = self.random.next();
             let pages = RAW_MSYNC_BYTES / self.page;
-            let page = (self.random >> 20) as usize % pages;
-            let within = (self.random >> 50) as usize % (self.page / CHANGED) * CHANGED;
+            let page = (random >> 20) as usize % pages;
+            let within = (random >> 50) as usize % (self.page / CHANGED) * CHANGED;
             self.at.push(page * self.page + within);
         }
     }

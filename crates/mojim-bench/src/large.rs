@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use mojim::{MapFlags, Volume, msync, unmap};
 use mojim_config::Config;
+use mojim_env::rng::Rng;
 use serde::Serialize;
 
 use crate::fams::median;
@@ -86,7 +87,7 @@ struct Region {
     base: *mut u8,
     len: usize,
     resident: usize,
-    random: u64,
+    random: Rng,
 }
 
 impl Region {
@@ -102,7 +103,7 @@ impl Region {
             base: m.ptr,
             len,
             resident,
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Rng::new(1),
         };
         let page = rustix::param::page_size();
         for i in 0..resident / page {
@@ -133,14 +134,12 @@ impl Region {
 
     /// One operation: microseconds of the store and of the sync point.
     fn one(&mut self) -> io::Result<(f64, f64)> {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let page = (self.random >> 20) as usize % (self.resident / rustix::param::page_size());
+        let random = self.random.next();
+        let page = (random >> 20) as usize % (self.resident / rustix::param::page_size());
         let at = self.page(page).cast::<u64>();
         let begin = Instant::now();
         // SAFETY: inside the mapping, and aligned; sizes are whole pages.
-        unsafe { at.write_volatile(self.random) };
+        unsafe { at.write_volatile(random) };
         let stored = begin.elapsed();
         self.sync()?;
         let synced = begin.elapsed() - stored;

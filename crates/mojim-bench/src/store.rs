@@ -1,6 +1,8 @@
 //! Where a program that is measured stores next, and what: the same for a volume
 //! and for a rival.
 
+use mojim_env::rng::Rng;
+
 /// Bytes of each mapped file.
 pub const REGION: usize = 16 << 20;
 
@@ -8,7 +10,7 @@ pub const REGION: usize = 16 << 20;
 /// it never had before.
 pub struct Store {
     page: usize,
-    random: u64,
+    random: Rng,
     bytes: Vec<u8>,
 }
 
@@ -17,7 +19,7 @@ impl Store {
     pub fn new() -> Store {
         Store {
             page: rustix::param::page_size(),
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Rng::new(1),
             bytes: Vec::new(),
         }
     }
@@ -29,12 +31,10 @@ impl Store {
 
     /// The offset in the file, and the bytes.
     pub fn next(&mut self) -> (usize, &[u8]) {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
+        let random = self.random.next();
         let pages = (REGION - self.bytes.len()) / self.page;
-        let at = (self.random % pages as u64) as usize * self.page;
-        let stamp = self.random.to_le_bytes();
+        let at = (random % pages as u64) as usize * self.page;
+        let stamp = random.to_le_bytes();
         let n = stamp.len().min(self.bytes.len());
         self.bytes[..n].copy_from_slice(&stamp[..n]);
         (at, &self.bytes)

@@ -128,7 +128,8 @@ fn fill(volume: &Volume, len: usize) -> Result<(), mojim::Error> {
     Ok(())
 }
 
-/// What entry `i` contains: its number, its length, and bytes that follow from both.
+/// What entry `i` contains: its number, its length, and bytes that follow from both. Logs that an earlier
+/// build wrote are read by this one, so the bytes stay (xorshift).
 fn entry(i: u64) -> Vec<u8> {
     let mut x = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

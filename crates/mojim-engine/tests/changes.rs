@@ -23,6 +23,7 @@ use mojim_config::Config;
 use mojim_engine::{
     Error, Level, MapFlags, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap,
 };
+use mojim_env::rng::Rng;
 use mojim_format::RecordView;
 
 mod support;
@@ -120,13 +121,11 @@ fn a_large_region_in_two_levels() {
     let len = (80 << 20) + 100;
     let m = map(&v, len);
     let mut model = vec![0u8; len];
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut rng = Rng::new(1);
     let mut refused = 0;
     for round in 0..300u64 {
         for _ in 0..round % 4 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
+            let random = rng.next();
             let border = (random >> 8) as usize % (len >> 18) * (256 << 10);
             let at = (border + (random & 15) as usize).saturating_sub(8);
             // SAFETY: inside the mapping, which only this thread uses.

@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use mojim_config::Config;
+use mojim_env::rng::Rng;
 use mojim_node::Node;
 use tracing_subscriber::fmt::TestWriter;
 
@@ -959,11 +960,9 @@ fn whatever_a_guest_says_the_owner_goes_on() {
             );
         }
     }
-    let mut state = 88172645463325252u64;
+    let mut rng = Rng::new(1);
     for _ in 0..3000 {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
+        let state = rng.next();
         // Not those that change names: they would be done.
         let kind = [2, 3, 4, 5, 6, 12, 15, 17, 255][state as usize % 9];
         let bytes: Vec<u8> = (0..state as usize / 16 % 60)

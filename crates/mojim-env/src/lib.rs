@@ -16,6 +16,7 @@ pub mod page_delta;
 pub mod processors;
 pub mod racing;
 pub mod reserve;
+pub mod rng;
 pub mod threads;
 pub mod turns;
 pub mod wire;

@@ -14,6 +14,7 @@ mod memory;
 use std::sync::atomic::Ordering::Relaxed;
 
 use memory::{Blocks, Disk, Memory, Random, address, check_file, fill, open, overlaps};
+use mojim_env::rng::Rng;
 use mojim_heap::{ALLOCATED, Block, FREE, Heap, Space, Span, check};
 
 struct World {
@@ -33,7 +34,7 @@ impl World {
             heap: open(&disk, base),
             disk,
             base,
-            r: Random(seed * 2 + 1),
+            r: Random(Rng::new(seed * 2 + 1)),
             committed: Blocks::new(),
             now: Blocks::new(),
         }
@@ -243,7 +244,7 @@ fn a_call_changes_two_bytes_of_metadata_at_most() {
     let base = address(64);
     let disk = Disk::default();
     let heap = open(&disk, base);
-    let mut r = Random(77);
+    let mut r = Random(Rng::new(77));
     let mut live = Vec::new();
     let mut metadata = Metadata::new(heap);
     let (mut calls, mut slabs) = (0, 0);

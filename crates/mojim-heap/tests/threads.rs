@@ -11,6 +11,7 @@ use std::sync::{Barrier, Mutex};
 
 use memory::{Blocks, Disk, Memory, Random, address, check_file, fill, open, overlaps};
 use mojim_env::locks::lock;
+use mojim_env::rng::Rng;
 use mojim_heap::{ALLOCATED, Block, FREE, Heap, Space, Span};
 
 /// Threads that stay for the whole run; one more in each turn ends with it.
@@ -243,7 +244,7 @@ fn threads_free_each_others_blocks_and_commit_their_own() {
         println!("seed {seed}");
         SEED.store(seed, Relaxed);
         let w = &World::new(seed);
-        let random = |n: u64| Random((seed + 1) * 7919 + n * 104_729);
+        let random = |n: u64| Random(Rng::new((seed + 1) * 7919 + n * 104_729));
         std::thread::scope(|s| {
             for n in 0..STAY as u64 {
                 s.spawn(move || {

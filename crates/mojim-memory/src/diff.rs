@@ -274,13 +274,8 @@ mod tests {
 
     #[test]
     fn every_kind_finds_the_same_and_copies_it() {
-        let mut x = 0x9e37_79b9_7f4a_7c15u64;
-        let mut next = move || {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            x as usize
-        };
+        let mut rng = mojim_env::rng::Rng::new(1);
+        let mut next = move || rng.next() as usize;
         let rounds = if cfg!(miri) { 20 } else { 2000 };
         for _ in 0..rounds {
             let len = next() % 1500;

@@ -1152,11 +1152,8 @@ mod tests {
         area.apply_op(1, &op(OpKind::Resize, size, 0), b"").unwrap();
         area.end_sync_point(1).unwrap();
         let mut want = vec![0u8; size];
-        let mut random = 1u64;
-        let mut below = |n: usize| {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-            (random >> 33) as usize % n
-        };
+        let mut rng = mojim_env::rng::Rng::new(1);
+        let mut below = |n: usize| rng.index(n);
         for round in 1..200u8 {
             for _ in 0..below(400) {
                 // Pages far apart, then neighbours, then one again and again.

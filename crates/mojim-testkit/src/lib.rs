@@ -32,9 +32,10 @@ pub mod link;
 pub mod mount;
 pub mod network;
 pub mod nodes;
-pub mod rng;
 pub mod small;
 pub mod voters;
+
+pub use mojim_env::rng;
 
 pub use built::{build_bench, libraries, mojim_path, source, temporary};
 

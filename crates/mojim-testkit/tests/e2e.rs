@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use mojim_testkit::cluster::{Cluster, SYNC, Setup};
 use mojim_testkit::home::Home;
+use mojim_testkit::rng::Rng;
 use mojim_testkit::{
     DEADLINE, Process, await_or, await_that, build_bench, libraries, link, mojim, mojim_path,
     source, temporary, text,
@@ -683,13 +684,10 @@ fn unknown_peers_are_refused_and_the_node_keeps_serving() {
     let (mut program, _) = c.program("a", &["--entries", "1000", "--pace", "300", "--linger"]);
     program.acknowledged(0, 10);
 
-    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    let mut rng = Rng::new(1);
     let mut noise = Vec::new();
     while noise.len() < 1 << 16 {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        noise.extend_from_slice(&x.to_le_bytes());
+        noise.extend_from_slice(&rng.next().to_le_bytes());
     }
     let mut peers: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use mojim_testkit::cluster::{Cluster, SYNC};
 use mojim_testkit::mount::{Mount, Small};
+use mojim_testkit::rng::Rng;
 use mojim_testkit::{await_or, await_that};
 
 fn is_root() -> bool {
@@ -300,26 +301,13 @@ fn a_primary_that_waits_for_room_is_told() {
     all_goes_on(&c, m, &f);
 }
 
-/// Draws, from a seed.
-struct Draws(u64);
-
-impl Draws {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 >> 33) % n
-    }
-}
-
 /// What a file has: which content, and how long it is. `None`: there is none.
 type Has = Option<(u64, u64)>;
 
 /// Files that one thread changes, and what they have.
 struct Files {
     dir: PathBuf,
-    draws: Draws,
+    draws: Rng,
     has: Vec<Has>,
     contents: u64,
     refused: u64,
@@ -337,7 +325,7 @@ impl Files {
         fs::create_dir(&dir).unwrap();
         Files {
             dir,
-            draws: Draws(seed),
+            draws: Rng::new(seed),
             has: vec![None; 12],
             contents: seed << 32,
             refused: 0,
@@ -439,7 +427,7 @@ impl Files {
 
 /// Takes room or files of a disk, as many as it draws, and gives them back, until `end`.
 fn compete(dir: &Path, seed: u64, end: Instant) {
-    let mut draws = Draws(seed);
+    let mut draws = Rng::new(seed);
     let at = dir.join("others");
     while Instant::now() < end {
         fs::create_dir_all(&at).unwrap();

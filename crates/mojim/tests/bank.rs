@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use mojim::example::Example;
 use mojim::{Heap, Ptr, Volume, persistent};
+use mojim_env::rng::Rng;
 
 persistent! {
     struct Bank {
@@ -68,7 +69,7 @@ fn a_killed_bank_has_its_total() {
     };
     let seed = from("BANK_SEED", std::process::id().into());
     println!("BANK_SEED={seed}");
-    let mut chance = seed | 1;
+    let mut chance = Rng::new(seed);
     let (program, example) = (bank(), Example::new());
     let mut said = 0;
     for _ in 0..from("BANK_KILLS", 6) {
@@ -77,11 +78,8 @@ fn a_killed_bank_has_its_total() {
         let mut line = String::new();
         lines.read_line(&mut line).unwrap();
         assert_eq!(line, "total 64000 ok\n");
-        chance ^= chance << 13;
-        chance ^= chance >> 7;
-        chance ^= chance << 17;
         // A kill at any moment is right: this is no wait for something.
-        std::thread::sleep(Duration::from_millis(chance % 100));
+        std::thread::sleep(Duration::from_millis(chance.below(100)));
         child.kill().unwrap();
         child.wait().unwrap();
         let mut rest = String::new();

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use mojim::example::Example;
 use mojim::{Error, Heap, PVec, Persistent, Ptr, Tx, Volume, persistent};
+use mojim_env::rng::Rng;
 
 fn attach(config: &std::path::Path) -> Volume {
     Volume::attach(config, "a", None).unwrap_or_else(|e| panic!("{e}"))
@@ -27,32 +28,16 @@ fn seed() -> u64 {
     seed
 }
 
-/// Numbers by chance (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
-
 /// One change of a vector and of its twin.
 fn change<T: Persistent + Copy + PartialEq + Debug>(
     tx: &mut Tx<'_>,
     vec: Ptr<PVec<T>>,
     twin: &mut Vec<T>,
-    chance: &mut Chance,
+    chance: &mut Rng,
     value: T,
 ) -> mojim::Result<()> {
-    let (len, at) = (twin.len(), chance.below(twin.len() + 1));
-    match chance.below(12) {
+    let (len, at) = (twin.len(), chance.index(twin.len() + 1));
+    match chance.index(12) {
         0..5 => (tx.push(vec, value)?, twin.push(value)).0,
         5..7 => (tx.insert(vec, at, value)?, twin.insert(at, value)).0,
         7 => assert_eq!(tx.pop(vec)?, twin.pop()),
@@ -66,7 +51,7 @@ fn change<T: Persistent + Copy + PartialEq + Debug>(
         10 if at < len => (*tx.at_mut(vec, at)?, twin[at]) = (value, value),
         10 => (tx.get_mut(vec)?.reverse(), twin.reverse()).0,
         _ => {
-            let left = len.saturating_sub(chance.below(4));
+            let left = len.saturating_sub(chance.index(4));
             (tx.truncate(vec, left)?, twin.truncate(left)).0
         }
     }
@@ -79,13 +64,13 @@ fn as_its_twin<T: Persistent + Copy + PartialEq + Debug>(seed: u64, make: fn(u64
     let example = Example::new();
     let mut volume = attach(&example.config());
     let mut heap = Heap::open(&volume, "vec").unwrap();
-    let (mut twin, mut chance) = (Vec::new(), Chance(seed));
+    let (mut twin, mut chance) = (Vec::new(), Rng::new(seed));
     for n in 0..200 {
         let vec = heap.root_vec::<T>("vec").unwrap();
         let mut next = twin.clone();
         let done = catch_unwind(AssertUnwindSafe(|| {
             heap.atomically(|tx| {
-                for _ in 0..chance.below(5) {
+                for _ in 0..chance.index(5) {
                     let value = make(chance.next());
                     change(tx, vec, &mut next, &mut chance, value)?;
                 }
@@ -209,16 +194,16 @@ fn transaction(n: u64, heap: &mut Heap) {
     let texts = heap.root_vec::<Ptr<str>>("texts").unwrap();
     let count = heap.root_or("count", || 0u64).unwrap();
     heap.atomically(|tx| {
-        let mut chance = Chance(n);
+        let mut chance = Rng::new(n);
         for k in 0..3 {
-            let at = chance.below(tx.get(vec)?.len() + 1);
-            match at < tx.get(vec)?.len() && chance.below(5) < 2 {
+            let at = chance.index(tx.get(vec)?.len() + 1);
+            match at < tx.get(vec)?.len() && chance.index(5) < 2 {
                 true => tx.remove(vec, at).map(drop)?,
                 false => tx.insert(vec, at, n * 10 + k)?,
             }
         }
-        let at = chance.below(tx.get(texts)?.len() + 1);
-        match at < tx.get(texts)?.len() && chance.below(5) < 2 {
+        let at = chance.index(tx.get(texts)?.len() + 1);
+        match at < tx.get(texts)?.len() && chance.index(5) < 2 {
             true => {
                 let text = tx.swap_remove(texts, at)?;
                 tx.free(text)?;
@@ -237,16 +222,16 @@ fn transaction(n: u64, heap: &mut Heap) {
 impl Twins {
     /// What [`transaction`] makes of them.
     fn changed(n: u64, mut twins: Twins) -> Twins {
-        let mut chance = Chance(n);
+        let mut chance = Rng::new(n);
         for k in 0..3 {
-            let at = chance.below(twins.0.len() + 1);
-            match at < twins.0.len() && chance.below(5) < 2 {
+            let at = chance.index(twins.0.len() + 1);
+            match at < twins.0.len() && chance.index(5) < 2 {
                 true => drop(twins.0.remove(at)),
                 false => twins.0.insert(at, n * 10 + k),
             }
         }
-        let at = chance.below(twins.1.len() + 1);
-        match at < twins.1.len() && chance.below(5) < 2 {
+        let at = chance.index(twins.1.len() + 1);
+        match at < twins.1.len() && chance.index(5) < 2 {
             true => drop(twins.1.swap_remove(at)),
             false => twins.1.push(format!("the {n}th text")),
         }
@@ -272,7 +257,7 @@ fn program() {
 
 #[test]
 fn a_killed_program_has_what_its_twin_had() {
-    let mut chance = Chance(seed());
+    let mut chance = Rng::new(seed());
     let example = Example::new();
     let (mut twins, mut counted) = (Twins::default(), 0);
     for kill in 0..number("VEC_KILLS", 6) {

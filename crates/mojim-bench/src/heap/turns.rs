@@ -4,19 +4,15 @@ use std::io;
 use std::time::Instant;
 
 use super::allocator::Allocator;
+use mojim_env::rng::Rng;
 
 /// Live blocks of a thread.
 const SLOTS: usize = 1024;
 
 /// The requests of a thread: which block, and its next size.
 fn requests(mixed: bool, n: usize, seed: u64) -> Vec<(u16, u16)> {
-    let mut x = seed;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x >> 11
-    };
+    let mut rng = Rng::new(seed);
+    let mut next = || rng.next() >> 11;
     let size = |r: u64| match mixed {
         false => 16 + (r % 241) as u16,
         // As many of each doubling.

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use mojim_env::rng::Rng;
 use rustix::mm::{MsyncFlags, msync};
 
 use super::mapping::Mapping;
@@ -42,7 +43,7 @@ impl Folios {
 pub struct PlainMsync {
     map: Mapping,
     page: usize,
-    random: u64,
+    random: Rng,
     dirty: (usize, usize),
 }
 
@@ -79,7 +80,7 @@ impl PlainMsync {
         Ok(Self {
             map,
             page,
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Rng::new(1),
             dirty: (0, 0),
         })
     }
@@ -96,11 +97,9 @@ impl PlainMsync {
     /// fault, which is the application's time, not the sync's.
     pub fn dirty(&mut self, bytes: &[u8]) -> io::Result<()> {
         check_length(bytes.len())?;
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
+        let random = self.random.next();
         let pages = (SIZE - MAX_BYTES) / self.page;
-        let offset = (self.random % pages as u64) as usize * self.page;
+        let offset = (random % pages as u64) as usize * self.page;
         self.map.put(offset, bytes);
         self.dirty = (offset, bytes.len().max(1));
         Ok(())

@@ -623,13 +623,8 @@ mod tests {
             let _ = Request::decode(b);
             let _ = Reply::decode(b);
         };
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut random = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut rng = mojim_env::rng::Rng::new(1);
+        let mut random = move || rng.next();
         for m in &all {
             for n in 0..m.len().min(300) {
                 decode(&m[..n]);

@@ -73,11 +73,6 @@ pub fn map(v: &Volume, len: usize) -> Mapping {
 
 /// Numbers below what is asked, the same for the same seed.
 pub fn random(seed: u64) -> impl FnMut(usize) -> usize {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move |n| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 11) as usize % n
-    }
+    let mut rng = mojim_env::rng::Rng::new(seed);
+    move |n| rng.index(n)
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use mojim_env::Result;
+use mojim_env::rng::Rng;
 use mojim_heap::{Heap, HeapOptions, Space, Span, check};
 
 /// What survives a crash: a file; and how many commits there were.
@@ -74,14 +75,11 @@ impl Space for Memory {
     }
 }
 
-pub struct Random(pub u64);
+pub struct Random(pub Rng);
 
 impl Random {
     pub fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
+        self.0.below(n)
     }
 
     pub fn size(&mut self) -> usize {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{RwLock, RwLockReadGuard};
 
+use mojim_env::rng::Rng;
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -394,17 +395,6 @@ fn dontneed_loses_nothing() {
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 /// Ends the other threads of a test, also if it panics.
 struct Stop<'a>(&'a AtomicBool);
 
@@ -433,7 +423,7 @@ fn shadow_follows(map: &Map, t: &dyn Tracker, rounds: usize, partial: bool) {
         for thread in 0..4u64 {
             let (stop, stores) = (&stop, &stores);
             s.spawn(move || {
-                let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ thread << 40);
+                let mut random = Rng::new(0x9E37_79B9_7F4A_7C15 ^ thread << 40);
                 while !stop.load(Ordering::Relaxed) {
                     for _ in 0..64 {
                         let at = random.next() as usize % words.len();
@@ -443,7 +433,7 @@ fn shadow_follows(map: &Map, t: &dyn Tracker, rounds: usize, partial: bool) {
                 }
             });
         }
-        let mut random = Random(77);
+        let mut random = Rng::new(77);
         let mut out = Vec::new();
         let total = map.len / page();
         let mut round = 0;
@@ -519,7 +509,7 @@ fn no_store_is_lost_while_chunks_open_and_close() {
         let t = map.attach(Kind::TwoLevel);
         let words = map.words();
         let chunk = CHUNK * page() / 8;
-        let border = |random: &mut Random| {
+        let border = |random: &mut Rng| {
             let first = random.next() as usize % CHUNKS * chunk;
             match random.next() % 2 {
                 0 => first,
@@ -547,7 +537,7 @@ fn no_store_is_lost_while_chunks_open_and_close() {
             for thread in 0..3u64 {
                 let (turn, storing, border) = (&turn, &storing, &border);
                 s.spawn(move || {
-                    let mut random = Random(0x2545_F491_4F6C_DD1D ^ thread << 20);
+                    let mut random = Rng::new(0x2545_F491_4F6C_DD1D ^ thread << 20);
                     for _ in 0..BURSTS {
                         turn.wait();
                         for _ in 0..20 {
@@ -558,7 +548,7 @@ fn no_store_is_lost_while_chunks_open_and_close() {
                     }
                 });
             }
-            let mut random = Random(9);
+            let mut random = Rng::new(9);
             for burst in 0..BURSTS {
                 storing.store(3, Ordering::Relaxed);
                 turn.wait();
@@ -665,7 +655,7 @@ fn dropped_while_others_store() {
             for thread in 0..4u64 {
                 let (map, stop) = (&map, &stop);
                 s.spawn(move || {
-                    let mut random = Random(5 + thread);
+                    let mut random = Rng::new(5 + thread);
                     while !stop.load(Ordering::Relaxed) {
                         map.store(random.next() as usize % map.len, 1);
                     }

@@ -135,7 +135,7 @@ fn no_store_is_lost_while_pages_are_given_back() {
         }
     };
     let store = |thread: usize| {
-        let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (thread as u64) << 40);
+        let mut random = Rng::new(0x9E37_79B9_7F4A_7C15 ^ (thread as u64) << 40);
         let mut mine = vec![0; places.len()];
         while !stop.load(Ordering::Relaxed) {
             let n = random.next() as usize % (places.len() / THREADS) * THREADS + thread;
@@ -158,7 +158,7 @@ fn no_store_is_lost_while_pages_are_given_back() {
         let storing: Vec<_> = (0..THREADS)
             .map(|thread| s.spawn(move || store(thread)))
             .collect();
-        let mut random = Random(5);
+        let mut random = Rng::new(5);
         let (mut rounds, mut given) = (0, 0);
         while (rounds < 500 || stores.load(Ordering::Relaxed) < 100_000 || given < 5000)
             && storing.iter().all(|t| !t.is_finished())

@@ -1,13 +1,19 @@
-//! Random choices that a seed repeats.
+//! Choices that a seed repeats, for tests and measurements.
+//!
+//! Owns the generator (splitmix64). The engine itself draws from [`Env::random`](crate::Env::random),
+//! and the simulator has a generator of its own, since the seeds of its tests name its numbers.
 
-/// splitmix64.
+/// A generator of numbers that follow from its seed.
+#[derive(Debug, Clone)]
 pub struct Rng(u64);
 
 impl Rng {
+    /// A generator; every seed is good.
     pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
+    /// 64 random bits.
     #[allow(
         clippy::should_implement_trait,
         reason = "the name that generators have"
@@ -20,17 +26,25 @@ impl Rng {
         z ^ (z >> 31)
     }
 
+    /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    /// The same for an index.
+    pub fn index(&mut self, n: usize) -> usize {
+        self.below(n as u64) as usize
     }
 
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.index(of.len())]
+    }
+
+    /// Puts them in another order.
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for i in (1..list.len()).rev() {
-            list.swap(i, self.below(i as u64 + 1) as usize);
+            list.swap(i, self.index(i + 1));
         }
     }
 }
