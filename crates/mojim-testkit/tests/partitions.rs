@@ -84,7 +84,7 @@ use mojim_testkit::network::Slow;
 use mojim_testkit::nodes::{Nodes, notice};
 use mojim_testkit::rng::Rng;
 
-const SHORT: u64 = 2;
+const SHORT: u64 = 1;
 /// Rounds of random faults on one cluster: its log must hold their entries.
 const ROUNDS: u64 = 12;
 
