@@ -2,7 +2,8 @@
 //!
 //! The base of the engine's crates: the traits that Linux and the simulator
 //! implement, the engine's errors, frames over a connection, locks and sleeps that a
-//! simulator can control, descriptors, and a thread's signals.
+//! simulator can control, descriptors, a thread's signals, and reads of memory that a program
+//! stores to meanwhile.
 
 pub mod alone;
 pub mod descriptors;
