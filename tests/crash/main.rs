@@ -12,7 +12,7 @@
 //! ones before: a torn, lost or early byte shows.
 //!
 //! SIGKILL does not take the page cache away: what this rung cannot see, the
-//! simulator sees (docs/explanation/testing.md). The checker is checked: a byte changed
+//! simulator sees (docs/reference/testing.md). The checker is checked: a byte changed
 //! behind its back, and an acknowledgement too many, must be found.
 //!
 //! `CRASH_KILLS=240 cargo test --release -p mojim-testkit --test crash` is the long

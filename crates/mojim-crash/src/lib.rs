@@ -2,7 +2,7 @@
 //! programs that acknowledge what they made durable, and compares every byte that they
 //! recover.
 //!
-//! Owns the workload, the subjects that run it, and five rungs of `docs/explanation/testing.md`:
+//! Owns the workload, the subjects that run it, and five rungs of `docs/reference/testing.md`:
 //! page-cache loss, block history, power for clusters, the pulled plug and memory
 //! pressure. Invariant: a rung counts only if it catches the broken controls and every
 //! broken Mojim, and finds no failure in `mojim` and `log`.

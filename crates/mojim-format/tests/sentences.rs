@@ -56,6 +56,16 @@ impl Count {
         }
     }
 
+    /// Of a page as long as it must be.
+    const fn old(semicolons: usize, unnamed: usize, retired: usize) -> Count {
+        Count {
+            semicolons,
+            unnamed,
+            retired,
+            ..Count::of(usize::MAX)
+        }
+    }
+
     fn each(&self) -> [usize; 6] {
         let Count {
             words,
@@ -74,10 +84,16 @@ impl Count {
     }
 }
 
-/// Pages that are longer than they should be, with what they have. A number here only falls.
+/// Pages that break a rule, with what they have. A number here only falls.
 const OLD: &[(&str, Count)] = &[
-    ("docs/explanation/performance.md", Count::of(5_607)),
-    ("docs/explanation/testing.md", Count::of(2_259)),
+    ("docs/reference/guarantees.md", Count::old(0, 11, 1)),
+    ("docs/reference/invariants.md", Count::old(0, 1, 1)),
+    ("docs/reference/mount.md", Count::old(0, 0, 1)),
+    // Its rows name what the suites print.
+    ("docs/reference/programs.md", Count::old(2, 0, 0)),
+    // The cells of its tables are what `pairs` reads.
+    ("docs/reference/two-failures.md", Count::old(102, 7, 2)),
+    ("docs/reference/views.md", Count::old(0, 0, 1)),
 ];
 
 fn top() -> PathBuf {
@@ -91,6 +107,8 @@ fn allowed(name: &str) -> Count {
         "ARCHITECTURE.md" => Count::of(2_200),
         "CONTRIBUTING.md" => Count::of(1_000),
         _ if name.starts_with("docs/explanation/") => Count::of(1_200),
+        // As long as it must be.
+        _ if name.starts_with("docs/reference/") => Count::of(usize::MAX),
         _ => Count::of(600),
     }
 }
@@ -239,9 +257,8 @@ fn pages() -> Vec<String> {
         .map(str::to_owned)
         .into();
     all.push("docs/introduction.md".to_owned());
-    let mut dirs = ["docs/tutorial", "docs/how-to", "docs/explanation"]
-        .map(str::to_owned)
-        .to_vec();
+    let parts = ["tutorial", "how-to", "reference", "explanation"];
+    let mut dirs = parts.map(|part| format!("docs/{part}")).to_vec();
     while let Some(dir) = dirs.pop() {
         for entry in fs::read_dir(top().join(&dir)).unwrap() {
             let entry = entry.unwrap();

@@ -10,7 +10,7 @@
 //! memory and processes.
 //!
 //! A loss of power takes a node's memory away, not its page cache: what was
-//! never flushed is the simulator's affair (docs/explanation/testing.md). `PAIRS_ROUNDS=20`
+//! never flushed is the simulator's affair (docs/reference/testing.md). `PAIRS_ROUNDS=20`
 //! is the long form, `PAIRS_ONLY` picks cells by their names.
 
 // Seen to fail, each by a defect made on purpose or found:

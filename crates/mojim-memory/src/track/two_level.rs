@@ -1,7 +1,7 @@
 //! Tracking in two levels: of chunks by `mprotect`, and of the pages of open chunks by
 //! userfaultfd. What a collect costs follows what was stored to, not what the region holds.
 //!
-//! Its costs, and the alternatives that were tried, are in `docs/explanation/performance.md`.
+//! Its costs, and the alternatives that were tried, are in `docs/reference/performance.md`.
 //!
 //! This file owns the tracker, and when a collect closes chunks (`two_level/ages.rs` chooses
 //! which). A closed chunk is read-only to the program, and was not stored to since it was last
