@@ -93,21 +93,87 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
             }
         };
     }
-    // SAFETY: inside both. The last eight bytes may overlap those before, and are newer then.
+    let mut at = 0;
+    // SAFETY: inside both, at each step.
     unsafe {
-        if len < 8 {
-            for i in 0..len {
-                to.add(i).write(byte(from.add(i)));
-            }
-            return;
-        }
-        let mut at = 0;
-        while at < len {
-            let from_here = at.min(len - 8);
-            let bytes = word(from.add(from_here));
-            to.add(from_here).cast::<u64>().write_unaligned(bytes);
+        while at + 8 <= len {
+            let bytes = word(from.add(at));
+            to.add(at).cast::<u64>().write_unaligned(bytes);
             at += 8;
         }
+        copy_few(from.add(at), to.add(at), len - at);
+    }
+}
+
+/// As [`copy`], of few bytes: what is aligned to four or two bytes is read at once, so that a number
+/// of that size is one that was there.
+///
+/// # Safety
+/// As [`copy`].
+#[inline]
+unsafe fn copy_few(from: *const u8, to: *mut u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        // SAFETY: `at` and as many bytes as are left are inside both.
+        unsafe {
+            let (from, to, left) = (from.add(at), to.add(at), len - at);
+            if left >= 4 && from.cast::<u32>().is_aligned() {
+                to.cast::<u32>().write_unaligned(half(from));
+                at += 4;
+            } else if left >= 2 && from.cast::<u16>().is_aligned() {
+                to.cast::<u16>().write_unaligned(quarter(from));
+                at += 2;
+            } else {
+                to.write(byte(from));
+                at += 1;
+            }
+        }
+    }
+}
+
+/// Four bytes, aligned.
+///
+/// # Safety
+/// They are, and are readable.
+#[inline(always)]
+unsafe fn half(from: *const u8) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let out: u32;
+        // SAFETY: a load of four bytes, which the caller says are readable.
+        unsafe {
+            asm!("mov {:e}, dword ptr [{}]", out(reg) out, in(reg) from,
+                options(nostack, readonly, preserves_flags));
+        }
+        out
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: as the caller says.
+    unsafe {
+        from.cast::<u32>().read_volatile()
+    }
+}
+
+/// Two bytes, aligned.
+///
+/// # Safety
+/// They are, and are readable.
+#[inline(always)]
+unsafe fn quarter(from: *const u8) -> u16 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let out: u16;
+        // SAFETY: a load of two bytes, which the caller says are readable.
+        unsafe {
+            asm!("mov {:x}, word ptr [{}]", out(reg) out, in(reg) from,
+                options(nostack, readonly, preserves_flags));
+        }
+        out
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    // SAFETY: as the caller says.
+    unsafe {
+        from.cast::<u16>().read_volatile()
     }
 }
 
@@ -222,5 +288,51 @@ mod tests {
         let (one, eight) = unsafe { (byte(&from[5]), word(&from[5])) };
         assert_eq!(one, from[5]);
         assert_eq!(eight.to_ne_bytes(), from[5..13]);
+    }
+
+    /// Fewer than eight bytes were copied one by one: a counter of four bytes that a thread changed
+    /// meanwhile could be committed as a number that it never was.
+    #[test]
+    fn an_aligned_number_is_read_at_once() {
+        use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering::Relaxed};
+
+        #[repr(C)]
+        struct Two {
+            small: AtomicU16,
+            pad: u16,
+            large: AtomicU32,
+        }
+        let two = Two {
+            small: AtomicU16::new(0),
+            pad: 0,
+            large: AtomicU32::new(0),
+        };
+        let over = AtomicBool::new(false);
+        let rounds = if cfg!(miri) { 10 } else { 200_000 };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                while !over.load(Relaxed) {
+                    for all in [u32::MAX, 0] {
+                        two.large.store(all, Relaxed);
+                        two.small.store(all as u16, Relaxed);
+                    }
+                }
+            });
+            let from = (&raw const two).cast::<u8>();
+            for (at, len) in [(0, 3), (4, 4), (3, 5), (2, 6), (0, 2), (1, 7)] {
+                for _ in 0..rounds {
+                    let mut to = [0u8; 8];
+                    // SAFETY: inside `two`, and `to` has room for eight bytes.
+                    unsafe { copy(from.add(at), to.as_mut_ptr().add(at), len) };
+                    let large = u32::from_ne_bytes(to[4..].try_into().unwrap());
+                    let small = u16::from_ne_bytes([to[0], to[1]]);
+                    assert!([0, u32::MAX].contains(&large), "{len} from {at}: {large:x}");
+                    let whole = at > 0 || [0, u16::MAX].contains(&small);
+                    assert!(whole, "{len} from {at}: {small:x}");
+                }
+            }
+            over.store(true, Relaxed);
+        });
+        assert_eq!(two.pad, 0);
     }
 }
