@@ -8,6 +8,7 @@
 //! waits for several limits, and a primary that is alive stops acknowledging sooner than
 //! that.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -142,14 +143,16 @@ impl Node {
         // The register names this node a mirror only after a primary has spoken to it. That
         // may have happened since this thread looked last.
         let (heard, limit, unknown) = (w.heard, w.limit, w.unknown);
-        let silence = || {
+        let silent = Cell::new(Duration::ZERO);
+        let suspect = || {
             let spoke = m.last_heard().unwrap_or_default();
-            self.env.now().saturating_sub(heard.max(spoke))
+            silent.set(self.env.now().saturating_sub(heard.max(spoke)));
+            !unknown && silent.get() >= limit
         };
-        let suspect = || !unknown && silence() >= limit;
+        suspect();
         let ask = |reg: &Register| self.ask_followers(v, reg, self.prompt());
         let mut taken = m.try_take_over(views, layout::rule(v), suspect, ask);
-        let silent = silence();
+        let silent = silent.get();
         let lost = w.met && silent >= w.limit && v.fallback == Fallback::Automatic;
         if matches!(taken, Ok(None)) && lost {
             taken = self.try_fall_back(v, views, &m, &mut w.timer, w.limit);
