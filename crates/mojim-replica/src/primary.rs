@@ -36,8 +36,8 @@ mod wait;
 mod waiters;
 mod write_back;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 use mojim_format::record::MAX_OPS;

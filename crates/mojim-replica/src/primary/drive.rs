@@ -20,14 +20,14 @@ impl Primary {
     /// which a thread is sending right now.
     pub(crate) fn handed(&self) -> u64 {
         let lanes = self.lanes.iter();
-        let sent = lanes.filter_map(|l| l.tx.try_lock().ok()?.as_ref().map(Tx::taken));
+        let sent = lanes.filter_map(|l| turns::try_lock(&l.tx)?.as_ref().map(Tx::taken));
         sent.sum()
     }
 
     /// Sends what lane `lane` has to send, unless another thread is at it.
     #[inline]
     pub fn send(&self, lane: usize) {
-        if let Ok(mut t) = self.lanes[lane].tx.try_lock()
+        if let Some(mut t) = turns::try_lock(&self.lanes[lane].tx)
             && let Some(tx) = &mut *t
             && tx.is_behind(self.log(lane))
         {
@@ -99,7 +99,7 @@ impl Primary {
     /// an acknowledgement came.
     #[inline]
     pub fn receive(&self, lane: usize) -> bool {
-        let Ok(mut slot) = self.lanes[lane].rx.try_lock() else {
+        let Some(mut slot) = turns::try_lock(&self.lanes[lane].rx) else {
             return false;
         };
         let came = self.receive_held(lane, &mut slot);

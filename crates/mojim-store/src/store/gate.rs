@@ -18,8 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
 use mojim_env::event::Event;
-use mojim_env::turns::Mutex;
-use mojim_env::turns::lock;
+use mojim_env::turns::{self, Mutex, lock};
 
 /// Turns of threads that had to wait, after which a reader is let through to the lock although
 /// more of them wait: those that wait may be many, and never none.
@@ -81,7 +80,7 @@ impl<T> Gate<T> {
 
     /// Takes the lock if it is free.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.inner.try_lock().ok()
+        turns::try_lock(&self.inner)
     }
 
     /// Takes the lock as a reader: behind every thread that waits for it in [`Gate::lock`].

@@ -19,7 +19,7 @@ use std::sync::{Arc, MutexGuard, OnceLock, RwLock, Weak};
 use std::time::Duration;
 
 use mojim_env::locks;
-use mojim_env::turns::lock;
+use mojim_env::turns::{self, lock};
 use mojim_format::superblock::SUPERBLOCK_VERSION;
 use mojim_format::{Level, SUPERBLOCK_LEN, Superblock, crc32c};
 use mojim_protocol::History;
@@ -318,7 +318,7 @@ impl Store {
     pub fn data_file_at_once(&self, id: u32) -> Option<Result<Arc<dyn File>>> {
         match self.open_files.get(id) {
             Some(f) => Some(Ok(f)),
-            None => Some(self.area.try_lock().ok()?.file(id)),
+            None => Some(turns::try_lock(&self.area)?.file(id)),
         }
     }
 
@@ -329,7 +329,7 @@ impl Store {
 
     /// Where a data file lies; `None` where there is none, or somebody has the area's lock.
     pub fn data_file_path(&self, id: u32) -> Option<PathBuf> {
-        let area = self.area.try_lock().ok()?;
+        let area = turns::try_lock(&self.area)?;
         Some(area.path(&area.get(id)?.name))
     }
 
