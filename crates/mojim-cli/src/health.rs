@@ -428,9 +428,9 @@ fn without_primary(nodes: &[Value]) -> Option<String> {
     }
     let whole = nodes.iter().filter(|n| is_usable(n));
     let or = whole.max_by_key(|n| (epoch(n), committed(n))).map(|n| {
+        let name = text(n, "node");
         format!(
-            ". If that node is lost for good, `mojim promote --force --name {}` goes on with its own copy",
-            text(n, "node")
+            ". If that node is lost for good, `mojim promote --force --name {name}` goes on with the copy of node {name}"
         )
     });
     Some(format!(
@@ -619,7 +619,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut V
             todo = expected.room().into();
         }
         if waits {
-            what += "; the data files are full, and each sync point of its program waits in the log, until that is full too";
+            what += "; committed data waits in the log, and sync points of its program go on until the log is full too";
         }
         if let Some(how) = elsewhere(n, nodes) {
             what += "; a program may find too little room to attach there, and no other node takes over for that";

@@ -41,9 +41,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// How long programs get EROFS once another node is the primary, before the mount is taken away.
 const STALE: Duration = Duration::from_secs(5);
 
-/// Serves until no program uses the mount, a second signal asks for its end, or another node has
-/// been the primary for [`STALE`]. The first signal is also that of a service that is stopped with
-/// its programs, which still have to end.
+/// Serves until no program uses the mount, a second signal asks for its end [`PATIENCE`] after the
+/// first, or another node has been the primary for [`STALE`]. The first signal is also that of a
+/// service that is stopped with its programs, which still have to end.
 pub fn serve(mounted: Mounted, mut users: Users) -> Done {
     // While it is held, no program comes.
     let mut alone: Option<(File, Instant)> = None;
@@ -58,7 +58,8 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
             }
             asked.get_or_insert_with(Instant::now);
             tracing::info!(
-                "asked to end: this mount waits for its last program; asked again, it ends at once"
+                "asked to end: this mount waits for its last program. A signal more than {} s after the first one ends it at once",
+                PATIENCE.as_secs()
             );
         }
         if mounted.is_over() {

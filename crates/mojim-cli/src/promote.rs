@@ -25,7 +25,8 @@ use crate::output;
 ///
 /// - Another node knows a later view, or was promoted too.
 ///
-/// `--force` lifts these refusals. Acknowledged sync points may then be lost.
+/// `--force` lifts these refusals, with manual failover all but the first. Acknowledged sync points
+/// may then be lost. A node without a whole copy is never promoted.
 ///
 /// In mode async, and after the node lost its memory, sync points can be given up without
 /// `--force`. Those are the ones that only a silent node has.
@@ -81,7 +82,7 @@ impl Promote {
         }
         if self.force && !self.yes {
             eprint!(
-                "Volume {}: node {} becomes the primary with its own data.\nSync points that only other nodes hold are lost, also acknowledged ones.\nPrograms on other nodes can commit nothing from now on.\nFirst end those programs, and fence the nodes that do not answer. Go on? [y/N] ",
+                "Volume {}: node {} becomes the primary with its own data.\nSync points that only other nodes hold are lost, also acknowledged ones.\nPrograms on other nodes may go on, and what they commit from then on is lost too.\nFirst end those programs, and fence the nodes that do not answer. Go on? [y/N] ",
                 volume.name, node.name
             );
             let mut word = String::new();

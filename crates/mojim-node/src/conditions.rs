@@ -168,7 +168,7 @@ impl Node {
             return;
         }
         if live(Live::NoRoom) != 0 {
-            let text = "the data files are full: each sync point of the program here waits in the log, until that is full too";
+            let text = "the disk is full: committed data waits in the log. Sync points go on until the log is full too";
             seen.insert(Condition::DiskFull, text.to_owned());
         }
         if v.mirror.is_none() {

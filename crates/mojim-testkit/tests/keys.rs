@@ -129,7 +129,7 @@ fn the_command_makes_keys_and_overwrites_none() {
     let before = fs::read(dir.join("node.a.pem")).unwrap();
     let out = c.keys(&[]);
     assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stderr).contains("nothing is overwritten"));
+    assert!(text(&out.stderr).contains("is not empty. Nothing was written"));
     assert_eq!(fs::read(dir.join("node.a.pem")).unwrap(), before);
     // One node's anew: the others still believe it.
     let out = c.keys(&["--renew", "a", "--days", "2"]);

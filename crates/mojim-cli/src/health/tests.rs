@@ -217,7 +217,9 @@ fn a_program_whose_disk_has_no_room_is_an_ill() {
     nodes[0]["waits_for_room"] = json!(true);
     assert_eq!(judge(&nodes), one("a", "room"));
     let said = texts(&nodes, &[]).concat();
-    assert!(said.contains("waits in the log"), "{said}");
+    // "Each sync point waits" was said of calls that return, and are acknowledged.
+    let waits = "committed data waits in the log, and sync points of its program go on";
+    assert!(said.contains(waits), "{said}");
 }
 
 /// A mirror that came back empty, and is the configuration's primary, was said to be
@@ -611,6 +613,9 @@ fn the_register_ends_the_role_of_a_primary_that_knows_no_later_view() {
     let since = "the register names node b the primary since epoch 8";
     assert!(stale.text.contains(since), "{stale:?}");
     assert!(stale.todo.contains("`mojim node` on node b"), "{stale:?}");
+    // "Its own copy" was the lost node's, by the words.
+    let or = "If that node is lost for good, `mojim promote --force --name a` goes on with the copy of node a";
+    assert!(stale.todo.ends_with(or), "{stale:?}");
     // An attach is in the register before the copies know its epoch.
     nodes[0]["register"]["primary"]["node"] = json!("a");
     assert_eq!(role(&nodes[0], &nodes), "primary");
@@ -1163,4 +1168,65 @@ fn who_lacks_something_is_named() {
         said,
         "node b is the mirror, and node e follows nobody: node e has LSN 80 of 90"
     );
+}
+
+/// Texts were changed, and their pages went on to quote the old ones: who searched for what was
+/// printed found no page.
+#[test]
+fn a_page_opens_with_words_that_are_printed() {
+    let top = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).expect("a file of this tree");
+    let in_one_line = |t: &str| t.split_whitespace().collect::<Vec<_>>().join(" ");
+    let sources = [
+        "cli/src/health.rs",
+        "cli/src/heard.rs",
+        "cli/src/status.rs",
+        "cli/src/guard.rs",
+        "node/src/requests.rs",
+        "env/src/wire.rs",
+    ];
+    let sources = sources.map(|f| read(&top.join(format!("crates/mojim-{f}"))));
+    let printed = in_one_line(&sources.concat().replace("\\\n", " ").replace("{}", ""));
+    // What the examples, and the system, put into the texts, beside names, numbers and paths. "it"
+    // and "claims" are where one text holds another.
+    let given = [
+        "empty",
+        "sync-sec",
+        "sync",
+        "test",
+        "shop",
+        "notes.txt",
+        "it",
+        "claims",
+    ];
+    let of_system = [
+        "no space left on device",
+        "Connection refused (os error 111)",
+    ];
+    let is_given = |w: &&str| {
+        w.len() == 1 || given.contains(w) || w.contains(|c: char| c.is_ascii_digit() || c == '/')
+    };
+    let (mut pages, mut stale) = (0, Vec::new());
+    for entry in std::fs::read_dir(top.join("docs/how-to/status")).unwrap() {
+        let path = entry.unwrap().path();
+        let page = read(&path);
+        let block = page.split("```").nth(1);
+        let Some(head) = block.and_then(|b| b.strip_prefix("text\n! ")) else {
+            continue; // The list of pages, and those of events.
+        };
+        pages += 1;
+        let head = of_system
+            .iter()
+            .fold(in_one_line(head), |h, s| h.replace(s, ""));
+        for part in head.split([':', ';', ',', '(', ')', '"']) {
+            let words: Vec<&str> = part.split_whitespace().collect();
+            let runs = words.split(is_given).map(|run| run.join(" "));
+            stale.extend(
+                runs.filter(|r| !printed.contains(r))
+                    .map(|r| (path.clone(), r)),
+            );
+        }
+    }
+    assert!(pages > 10, "{pages}");
+    assert!(stale.is_empty(), "{stale:?}");
 }
