@@ -23,13 +23,13 @@ use crate::calls::{Call, Calls, Request};
 use crate::directory;
 use crate::flags::{self, Flags};
 use crate::fs::{Result, Seen, now};
-use crate::fuse::{attr, kind};
+use crate::fuse::attr;
 use crate::init;
 use crate::name_table::Kind;
 use crate::open_dirs::{Listing, OpenDirs};
 use crate::reply::{Entries, EntryOut, Reply, Space, opened};
 use crate::session::{Session, Setup};
-use crate::shown::{Dirs, Shown};
+use crate::shown::Shown;
 use crate::switch::Uring;
 use crate::tree::{Asker, NAMES, Node};
 
@@ -44,8 +44,9 @@ const STALE: Duration = Duration::from_millis(500);
 /// What is asked for of what the kernel offers. FUSE_ASYNC_DIO is not, as in `fuse`, though nothing is
 /// written.
 const WANTED: u64 = {
-    // The pages of private mappings are dropped when a size or time changes.
-    init::AUTO_INVAL_DATA | init::DO_READDIRPLUS | init::READDIRPLUS_AUTO | init::PARALLEL_DIROPS
+    // The pages of private mappings are dropped when a size or time changes. So listings come without
+    // attributes: those of an old one would change sizes back. The kernel would keep none of them.
+    init::AUTO_INVAL_DATA | init::PARALLEL_DIROPS
 };
 /// A directory in which a volume is shown.
 pub struct Reading {
@@ -72,10 +73,6 @@ impl Reading {
         let source = flags::source(source, files.name());
         let shows = Shows::new(files);
         shows.refresh(&mut lock(&shows.tree))?;
-        let server = Server {
-            shows,
-            dirs: Mutex::default(),
-        };
         let setup = Setup {
             directory,
             source,
@@ -88,7 +85,7 @@ impl Reading {
             // A call may wait for the node, in the thread that serves: there are several.
             uring: Uring::Off,
         };
-        let session = Session::begin(Arc::new(server), setup)?;
+        let session = Session::begin(Arc::new(Server { shows }), setup)?;
         Ok(Reading {
             session: Some(session),
             directory: directory.to_owned(),
@@ -143,12 +140,12 @@ struct Latest {
     shown: Option<Arc<Shown>>,
     /// When it is looked whether there is something newer.
     until: Option<Instant>,
-    dirs: Dirs,
 }
 
 struct Shows {
     files: ReaderFiles,
     tree: Mutex<Latest>,
+    dirs: OpenDirs,
     /// Of what the volume does not say whose it is, or since when.
     asker: Asker,
     /// Why the node does not answer: each reason is said once.
@@ -160,6 +157,7 @@ impl Shows {
         Shows {
             files,
             tree: Mutex::default(),
+            dirs: OpenDirs::new(),
             asker: Asker {
                 uid: rustix::process::getuid().as_raw(),
                 gid: rustix::process::getgid().as_raw(),
@@ -171,13 +169,16 @@ impl Shows {
 
     /// Names and attributes, as new as [`FRESH`] and [`STALE`] say.
     fn now(&self) -> Result<Arc<Shown>> {
-        let mut latest = lock(&self.tree);
+        self.fresh(&mut lock(&self.tree))
+    }
+
+    fn fresh(&self, latest: &mut Latest) -> Result<Arc<Shown>> {
         if let Some(shown) = &latest.shown
             && latest.until.is_some_and(|until| Instant::now() < until)
         {
             return Ok(shown.clone());
         }
-        let done = self.refresh(&mut latest);
+        let done = self.refresh(latest);
         self.said(done)
     }
 
@@ -195,11 +196,16 @@ impl Shows {
         let shown = match (new, &latest.shown) {
             (Some((version, kept, files)), _) => {
                 let kept = kept.as_ref().map(|(n, b)| (*n, &b[..]));
-                let new = Shown::of(version, kept, files, &mut latest.dirs, self.asker);
-                Arc::new(new.map_err(|what| Error::Damaged {
+                let before = latest.shown.as_deref();
+                let new = Shown::of(version, kept, files, before, self.asker);
+                let new = new.map_err(|what| Error::Damaged {
                     path: self.files.directory().join(NAMES),
                     what,
-                })?)
+                })?;
+                if let Some(before) = before {
+                    self.dirs.keep(before, &new);
+                }
+                Arc::new(new)
             }
             (None, Some(shown)) => shown.clone(),
             (None, None) => unreachable!("there is no version yet"),
@@ -243,6 +249,14 @@ impl Shows {
         Err(Errno::STALE)
     }
 
+    /// Opens a directory: its handle.
+    fn open_dir(&self, ino: u64) -> Result<u64> {
+        // What the next view lacks is kept for those that are open before.
+        let mut latest = lock(&self.tree);
+        let shown = self.fresh(&mut latest)?;
+        self.dirs.open(&shown, ino)
+    }
+
     fn read(&self, file: u32, offset: u64, size: u32) -> Result<Vec<u8>> {
         let range = offset..offset.saturating_add(size.into());
         let bytes = self.said(self.files.read(file, range))?;
@@ -252,7 +266,6 @@ impl Shows {
 
 struct Server {
     shows: Shows,
-    dirs: Mutex<OpenDirs>,
 }
 
 impl Server {
@@ -260,13 +273,8 @@ impl Server {
         let shown = self.shows.now()?;
         match shown.node(ino) {
             Ok(node) => Ok(shown.seen(node)),
-            Err(e) => lock(&self.dirs).removed(ino).ok_or(e),
+            Err(e) => self.shows.dirs.removed(ino).ok_or(e),
         }
-    }
-
-    fn open_dir(&self, ino: u64) -> Result<u64> {
-        let shown = self.shows.now()?;
-        lock(&self.dirs).open(&shown, ino)
     }
 
     /// Asks the tree about a node.
@@ -301,7 +309,7 @@ impl Calls for Server {
                 Ok(bytes) => reply.data(bytes),
                 Err(e) => reply.error(e),
             },
-            Call::OpenDir => match self.open_dir(ino) {
+            Call::OpenDir => match self.shows.open_dir(ino) {
                 Ok(handle) => reply.opened(handle, 0),
                 Err(e) => reply.error(e),
             },
@@ -309,10 +317,10 @@ impl Calls for Server {
                 handle,
                 offset,
                 size,
-                plus,
-            } => self.list((handle, offset), Entries::new(size), plus, reply),
+                plus: false,
+            } => self.list((handle, offset), Entries::new(size), reply),
             Call::ReleaseDir(handle) => {
-                lock(&self.dirs).close(handle);
+                self.shows.dirs.close(handle);
                 reply.ok();
             }
             Call::Release(_) => reply.ok(),
@@ -332,7 +340,10 @@ impl Calls for Server {
                 reply.value(room, names);
             }
             // Nothing is there to be synced, and where holes are nobody knows: the kernel does without.
-            Call::Sync | Call::SyncDir | Call::Seek { .. } => reply.error(Errno::NOSYS),
+            // Attributes with a listing are not asked for.
+            Call::Sync | Call::SyncDir | Call::Seek { .. } | Call::ReadDir { plus: true, .. } => {
+                reply.error(Errno::NOSYS);
+            }
             // What changes something comes here only if somebody has mounted the directory anew to be
             // written (`mount -o remount,rw`).
             _ => reply.error(Errno::ROFS),
@@ -362,27 +373,26 @@ impl Server {
     }
 
     /// What the directory `handle` has. At `offset` 0 a listing begins.
-    fn listing(&self, handle: u64, offset: u64) -> Result<Listing> {
-        if offset > 0 {
-            return lock(&self.dirs).listing(handle);
+    fn listing(&self, handle: u64, offset: u64) -> Result<Arc<Listing>> {
+        let dirs = &self.shows.dirs;
+        if offset > 0
+            && let Some(listing) = dirs.listing(handle)?
+        {
+            return Ok(listing);
         }
         let shown = self.shows.now()?;
-        let mut dirs = lock(&self.dirs);
-        dirs.begin(handle, &shown);
-        dirs.listing(handle)
+        dirs.begin(handle, &shown)
     }
 
     /// Lists a directory from a place of its listing on, into `entries`.
-    fn list(&self, (handle, offset): (u64, u64), mut entries: Entries, plus: bool, reply: Reply) {
-        let all = match self.listing(handle, offset) {
-            Ok(all) => all,
+    fn list(&self, (handle, offset): (u64, u64), mut entries: Entries, reply: Reply) {
+        let listing = match self.listing(handle, offset) {
+            Ok(listing) => listing,
             Err(e) => return reply.error(e),
         };
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (i, (name, s)) in all.iter().enumerate().skip(from) {
-            let found = plus.then(|| found(s));
-            let (node, next) = ((s.ino, kind(&s.attributes.kind)), i as u64 + 1);
-            if !entries.add(node, next, name, found.as_ref()) {
+        for (i, e) in listing.entries.iter().enumerate().skip(from) {
+            if !entries.add((e.ino, e.kind), i as u64 + 1, &e.name, None) {
                 break;
             }
         }

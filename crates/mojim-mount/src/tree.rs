@@ -743,7 +743,7 @@ impl Tree {
     }
 
     /// Whether directory `ino` is `top`, or lies below it.
-    fn is_below(&self, mut ino: u64, top: u64) -> bool {
+    pub(crate) fn is_below(&self, mut ino: u64, top: u64) -> bool {
         loop {
             if ino == top {
                 return true;
@@ -756,7 +756,7 @@ impl Tree {
     }
 
     /// The files of the volume that are `ino`, or have their first names below it.
-    fn files_below(&self, ino: u64) -> Vec<u64> {
+    pub(crate) fn files_below(&self, ino: u64) -> Vec<u64> {
         let (mut files, mut open) = (Vec::new(), vec![ino]);
         while let Some(i) = open.pop() {
             let node = &self.nodes[&i];

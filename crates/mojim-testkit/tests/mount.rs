@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -1007,6 +1007,81 @@ fn an_open_directory_is_there_after_it_was_made_anew() {
         assert_ne!(fs::metadata(&d).unwrap().ino(), was.ino());
         assert_eq!(names(&File::open(&d).unwrap()), has("new"));
     }
+    m.end();
+    r.end();
+}
+
+/// The kernel was given attributes with the names of a listing. A listing that had begun before a file grew made
+/// the file shorter again: the pages of a private mapping went, and who touched them got SIGBUS.
+#[test]
+fn a_listing_that_has_begun_makes_no_file_shorter() {
+    const PAGE: usize = 4096;
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let d = m.at.join("d");
+    fs::create_dir(&d).unwrap();
+    // Of 30 names the kernel asks for the attributes of some 25 at once, in a page.
+    for n in 0..30 {
+        fs::write(d.join(format!("{n:02}")), "1").unwrap();
+    }
+    sync_dir(&m.at);
+    let r = Mount::new(&c, "b", &["--read"]);
+    let d = r.at.join("d");
+    let dir = await_or("a directory", || c.logs(), || File::open(&d).ok());
+    let mut room = Vec::with_capacity(512);
+    let mut listing = rustix::fs::RawDir::new(&dir, room.spare_capacity_mut());
+    let first = listing.next().unwrap().unwrap().file_name().to_owned();
+    assert_eq!(first.to_bytes(), b".");
+
+    let bytes = vec![7; 2 * PAGE];
+    let longer = OpenOptions::new()
+        .write(true)
+        .open(m.at.join("d/29"))
+        .unwrap();
+    longer.write_all_at(&bytes, 0).unwrap();
+    longer.sync_all().unwrap();
+    let path = d.join("29");
+    await_or(
+        "its length",
+        || c.logs(),
+        || (fs::metadata(&path).unwrap().len() == bytes.len() as u64).then_some(()),
+    );
+    let file = File::open(&path).unwrap();
+    // SAFETY: a mapping of its own at a place that the kernel chooses, of a file that is as long.
+    let page = unsafe {
+        let (none, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+        let (read, private) = (libc::PROT_READ, libc::MAP_PRIVATE);
+        let p = libc::mmap(none, 2 * PAGE, read, private, fd, 0);
+        assert_ne!(p, libc::MAP_FAILED);
+        p.cast::<u8>().add(PAGE)
+    };
+    // The kernel reads it, so that the test gets an error where a program would get a signal.
+    let (mut from, to) = io::pipe().unwrap();
+    let mut touch = || {
+        // SAFETY: a byte of the mapping, which stays to the end.
+        let n = unsafe { libc::write(to.as_raw_fd(), page.cast(), 1) };
+        let mut byte = [0];
+        if n == 1 {
+            from.read_exact(&mut byte).unwrap();
+        }
+        (n, byte[0])
+    };
+    assert_eq!(touch(), (1, 7));
+    // Who looks for names of a directory is given attributes with the next ones.
+    let mut n = 2;
+    for name in 20.. {
+        let _ = fs::metadata(d.join(format!("{name}")));
+        match listing.next() {
+            Some(e) => drop(e.unwrap()),
+            None => break,
+        }
+        n += 1;
+    }
+    assert_eq!(n, 30 + 2 + 1);
+    assert_eq!(touch(), (1, 7), "{}", io::Error::last_os_error());
+    assert_eq!(file.metadata().unwrap().len(), bytes.len() as u64);
     m.end();
     r.end();
 }
