@@ -19,13 +19,16 @@ use crate::runs_mount::{Device, device_of};
 /// The source of such a file system, before the number of its process.
 const SOURCE: &str = "mojim:waiting:";
 
+/// What the second process hears: the device's two numbers, then a byte.
+const MESSAGE: usize = 9;
+
 /// The file system, as long as this lives.
 pub struct Below(Option<Laid>);
 
 struct Laid {
     at: PathBuf,
     device: Device,
-    /// The second process does nothing once it hears anything.
+    /// The second process does nothing once it hears the last byte.
     tell: io::PipeWriter,
 }
 
@@ -39,40 +42,65 @@ impl Below {
         while is_left(&at) {
             unmount(&at, UnmountFlags::DETACH)?;
         }
+        // First the second process: this one may be killed as soon as the file system is there.
+        let mut tell = watch(&at)?;
         let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
         let source = format!("{SOURCE}{}", std::process::id());
         if mount(source, &at, "tmpfs", flags, None).is_err() {
+            tell.write_all(&[0; MESSAGE])?;
             return Ok(Below(None));
         }
         let device = device_of(&at)?;
-        let (mut hear, tell) = io::pipe()?;
-        let path = CString::new(at.as_os_str().as_bytes())?;
-        // SAFETY: the child makes system calls only, on what was prepared.
-        match unsafe { libc::fork() } {
-            -1 => {
-                let e = io::Error::last_os_error();
-                let _ = unmount(&at, UnmountFlags::DETACH);
-                Err(e)
-            }
-            0 => {
-                drop(tell);
-                let _ = rustix::process::setsid();
-                // Until the other end is closed, or something is said.
-                let heard = loop {
-                    match hear.read(&mut [0]) {
-                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                        heard => break heard,
-                    }
-                };
-                if matches!(heard, Ok(0)) {
-                    take_away(&path, device);
-                }
-                // SAFETY: ends the process without running anything of its parent's.
-                unsafe { libc::_exit(0) }
-            }
-            _ => Ok(Below(Some(Laid { at, device, tell }))),
-        }
+        tell.write_all(&told(device))?;
+        Ok(Below(Some(Laid { at, device, tell })))
     }
+}
+
+/// Makes the second process, before there is anything to take away. It hears the file system's
+/// device, and a byte more if nothing is left to do.
+fn watch(at: &Path) -> io::Result<io::PipeWriter> {
+    let below = device_of(at).ok();
+    let (mut hear, tell) = io::pipe()?;
+    let path = CString::new(at.as_os_str().as_bytes())?;
+    // SAFETY: the child makes system calls only, on what was prepared.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop(tell);
+            let _ = rustix::process::setsid();
+            let (mut heard, mut n) = ([0; MESSAGE], 0);
+            // Until the other end is closed, or all is said.
+            while n < MESSAGE {
+                match hear.read(&mut heard[n..]) {
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Ok(more) if more > 0 => n += more,
+                    _ => break,
+                }
+            }
+            let is_own = |device: Device| match heard {
+                // It was killed before it could say which one it is.
+                _ if n < MESSAGE - 1 => Some(device) != below && is_tmpfs(&path),
+                [a, b, c, d, e, f, g, h, _] => {
+                    let [major, minor] = [[a, b, c, d], [e, f, g, h]].map(u32::from_ne_bytes);
+                    device == (major, minor)
+                }
+            };
+            if n < MESSAGE {
+                take_away(&path, is_own);
+            }
+            // SAFETY: ends the process without running anything of its parent's.
+            unsafe { libc::_exit(0) }
+        }
+        _ => Ok(tell),
+    }
+}
+
+/// The first bytes of what the second process hears.
+fn told((major, minor): Device) -> [u8; MESSAGE - 1] {
+    let mut told = [0; MESSAGE - 1];
+    told[..4].copy_from_slice(&major.to_ne_bytes());
+    told[4..].copy_from_slice(&minor.to_ne_bytes());
+    told
 }
 
 impl Drop for Below {
@@ -88,14 +116,14 @@ impl Drop for Below {
 }
 
 /// Takes the file system away, with the dead mount over it, if there is one.
-fn take_away(at: &CString, device: Device) {
+fn take_away(at: &CString, is_own: impl Fn(Device) -> bool) {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
     use rustix::io::Errno;
     for _ in 0..2 {
         // Without a question to the server of what is there.
         let flags = AtFlags::STATX_DONT_SYNC;
         let own = statx(CWD, at.as_c_str(), flags, StatxFlags::TYPE)
-            .is_ok_and(|s| (s.stx_dev_major, s.stx_dev_minor) == device);
+            .is_ok_and(|s| is_own((s.stx_dev_major, s.stx_dev_minor)));
         if !own && statfs(at.as_c_str()).err() != Some(Errno::NOTCONN) {
             return;
         }
@@ -104,6 +132,12 @@ fn take_away(at: &CString, device: Device) {
             return;
         }
     }
+}
+
+/// Whether the uppermost file system at `at` lies in memory.
+fn is_tmpfs(at: &CString) -> bool {
+    let found = rustix::fs::statfs(at.as_c_str());
+    found.is_ok_and(|s| s.f_type == libc::TMPFS_MAGIC)
 }
 
 /// Whether the uppermost file system at `at` is one of a process that has ended.
