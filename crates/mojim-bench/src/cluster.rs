@@ -1,5 +1,7 @@
-//! The cluster that benchmarks measure: a program's node `a`, whose log is on the disk, and the
-//! mirror `b`, a process of its own whose log is in memory, or on an emulated disk; and regions to store to.
+//! The cluster that benchmarks measure, and regions to store to.
+//!
+//! The cluster has two nodes. `a` is the program's, and its log is on the disk. The mirror `b` is a
+//! process of its own, and its log is in memory, or on an emulated disk.
 //!
 //! Invariant: a node process ends when its value is dropped.
 

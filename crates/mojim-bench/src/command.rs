@@ -1,4 +1,4 @@
-//! What `mojim bench` measures by itself: the command line of each benchmark of this crate.
+//! The benchmarks that `mojim bench` runs by itself: the command line of each one in this crate.
 //!
 //! A wrong option is an error of the kind `InvalidInput`.
 

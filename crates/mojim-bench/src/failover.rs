@@ -1,10 +1,12 @@
 //! `mojim bench failover`: how long a volume is without a primary.
 //!
-//! Three real nodes on loopback (two with data, a witness), a program that
-//! appends on `a`, and on `b` one that waits to be allowed, as under
-//! `mojim run`. Then `a`'s daemon and program are killed. Three figures a
-//! round: the whole time from the kill to the first sync point acknowledged on
-//! `b`; the detection, as `b`'s daemon counts it; and the rest.
+//! Three real nodes run on loopback: two with data, and a witness. One program appends on
+//! `a`. Another one on `b` waits to be allowed, as under `mojim run`. Then `a`'s daemon and
+//! program are killed. Each round gives three figures:
+//!
+//! - the whole time from the kill to the first sync point acknowledged on `b`,
+//! - the detection, as `b`'s daemon counts it,
+//! - the rest.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,18 +1,23 @@
 //! `mojim bench fams`: what a sync point costs by the number of pages that were stored to
 //! (failure-atomic msync, Figure 2).
 //!
-//! A file of 64 MiB is mapped; each operation stores 8 bytes to each of some random pages and
-//! commits them: by plain `msync` of the whole mapping (which is neither atomic nor ordered), also
-//! on a file system that journals data, by Mojim's `msync` of the whole region, which has to find
-//! them, with each policy of write-back, and by `gmsync` of the exact ranges. Unreplicated, with
-//! the log on the same disk. The subjects take turns in blocks of some time, in an order that
-//! rotates.
+//! A file of 64 MiB is mapped. Each operation stores 8 bytes to each of some random pages and
+//! commits them, by one of these:
 //!
-//! What is timed: the sync points of a block, and at its end the time until everything is in the
-//! data file and durable there, which plain `msync` has done by then. The stores are timed apart:
-//! the first one to a page after a sync point is a page fault, for all.
+//! - plain `msync` of the whole mapping (which is neither atomic nor ordered), also on a file
+//!   system that journals data
+//! - Mojim's `msync` of the whole region, which has to find the pages, with each policy of
+//!   write-back
+//! - `gmsync` of the exact ranges
 //!
-//! Honest limits: a file has one of two speeds for plain `msync` (see [`crate::raw`]); both are
+//! Nothing is replicated, and the log is on the same disk. The subjects take turns in blocks of
+//! some time, in an order that rotates.
+//!
+//! Timed are the sync points of a block, and at its end the time until everything is in the data
+//! file and durable there. Plain `msync` has done that by then. The stores are timed apart: the
+//! first one to a page after a sync point is a page fault, for all.
+//!
+//! Honest limits: a file has one of two speeds for plain `msync` (see [`crate::raw`]). Both are
 //! measured. Bytes written are those of the whole disk, as the kernel counts them.
 
 use std::fs::{self, File};

@@ -1,14 +1,18 @@
 //! `mojim bench threads`: how sync points of many threads share a write.
 //!
-//! For each number of threads, the cases take turns in rounds, each for some seconds: Mojim's modes
-//! over both transports, each thread on its own part of one region; what they share at best, which
-//! is a log or a link whose leader writes for all who wait; and RocksDB, whose durable puts share
-//! writes, too. The threads are of one process. The mirror is a process of its own, and so is the
-//! peer of a raw link, which lives for the time of its case only. Nothing is pinned.
+//! For each number of threads, the cases take turns in rounds, each for some seconds:
+//!
+//! - Mojim's modes over both transports, each thread on its own part of one region
+//! - the best that threads can share: a log or a link whose leader writes for all who wait
+//! - RocksDB, whose durable puts share writes, too
+//!
+//! The threads are of one process. The mirror is a process of its own. So is the peer of a raw
+//! link, which lives for the time of its case only. Nothing is pinned.
 //!
 //! A ratio is that of the operations per second, of the same number of threads and the same round:
-//! 0.5 says half as many as the limit. Invariant: one case runs at a time, and all begin with the
-//! same warm-up.
+//! 0.5 says half as many as the limit.
+//!
+//! Invariant: one case runs at a time, and all begin with the same warm-up.
 
 use std::fs;
 use std::io::{self, Write};

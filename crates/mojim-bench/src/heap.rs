@@ -1,11 +1,11 @@
-//! What `malloc` and `free` in a persistent heap cost, beside allocators of plain memory; and what it
-//! takes to open a large heap.
+//! The cost of `malloc` and `free` in a persistent heap, beside allocators of plain memory, and
+//! that of opening a large heap.
 //!
-//! Every allocator runs the same requests: a table of live blocks, of which a random one is freed and
-//! replaced by one of a random size, whose first word is stored to. The allocators take turns in
-//! blocks of operations. The heap is used as a program does, by the functions of libmojim.so. jemalloc
-//! is another process's `malloc` (`rival.rs`), since it cannot be loaded late. Then: what an allocation
-//! adds to a commit (`commits.rs`).
+//! Every allocator runs the same requests, on a table of live blocks. A random one of these is
+//! freed and replaced by one of a random size, whose first word is stored to. The allocators take
+//! turns in blocks of operations. The heap is used as a program does, by the functions of
+//! libmojim.so. jemalloc is another process's `malloc` (`rival.rs`), since it cannot be loaded
+//! late. Then: what an allocation adds to a commit (`commits.rs`).
 
 mod allocator;
 mod commits;

@@ -1,11 +1,11 @@
 //! `mojim bench large`: what a sync point of a whole region costs by the size of the region.
 //!
 //! Unreplicated, with the log on disk. Each operation stores 8 bytes to one random
-//! resident page, and commits the whole region by `msync`, which has to find the page.
-//! The regions take turns in blocks, in an order that rotates; one kind of tracking after
+//! resident page. Then it commits the whole region by `msync`, which has to find the page.
+//! The regions take turns in blocks, in an order that rotates. The kinds of tracking come one after
 //! the other.
 //!
-//! The resident pages are the program's own, as if all had been changed: each is stored
+//! The resident pages are the program's own, as if all had been changed. Each is stored
 //! to, but with the bytes that it has, so that the data file stays sparse. They lie in
 //! pieces of 2 MiB, at even distances.
 //!

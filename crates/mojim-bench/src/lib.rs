@@ -1,26 +1,29 @@
-//! The evaluation: physical limits, paired rounds, threads, and rows to print; and the demonstration.
+//! The evaluation (limits, paired rounds, threads, and rows to print) and the demonstration.
+//!
 //! They are the program `mojim-bench`, which starts the command `mojim` for nodes and programs.
 //!
-//! A figure of Mojim alone says nothing on a machine whose speed changes from second to second,
-//! so every figure here is taken beside the limit it is to be compared with:
+//! A figure of Mojim alone says nothing on a machine whose speed changes from second to second. So
+//! every figure here is taken beside the physical limit it is to be compared with:
 //!
 //! - [`raw`] the limits: a link, a shared ring, a log write, these shared by threads, and plain
-//!   `msync`;
-//! - [`rocksdb`] a rival whose durable puts share writes, where the system has it;
-//! - [`programs`] programs in C that are compiled and run, where the system has gcc;
-//! - [`pmemobj`] a rival whose transactions are durable in memory, where the system has it;
-//! - `library` libraries that are loaded where the system has them, and their functions;
-//! - [`peers`] the other process that the links need, and its end;
-//! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
-//! - [`threads`] the same subjects in many threads at once;
-//! - [`report`] rows, as JSON lines or as a table;
-//! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks;
-//! - [`command`] their command lines;
-//! - [`failover`], [`tiers`], [`latency`], [`on_mounts`] benchmarks of whole clusters, and [`demo`], with
-//!   [`processes`] that end with them; [`rivals`] the schemes of `mojim-rivals` in processes, which
-//!   `store` gives the same stores as Mojim;
-//! - [`words`] the command line of the program;
-//! - [`emulated`] a mirror whose log is on a disk that writes in a given time;
+//!   `msync`.
+//! - [`rocksdb`] a rival whose durable puts share writes, where the system has it.
+//! - [`programs`] programs in C that are compiled and run, where the system has gcc.
+//! - [`pmemobj`] a rival whose transactions are durable in memory, where the system has it.
+//! - `library` libraries that are loaded where the system has them, and their functions.
+//! - [`peers`] the other process that the links need, and its end.
+//! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state.
+//! - [`threads`] the same subjects in many threads at once.
+//! - [`report`] rows, as JSON lines or as a table.
+//! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks.
+//! - [`command`] their command lines.
+//! - [`failover`], [`tiers`], [`latency`], [`on_mounts`] benchmarks of whole clusters.
+//! - [`demo`] the demonstration.
+//! - [`processes`] the processes of these, which end with them.
+//! - [`rivals`] the schemes of `mojim-rivals` in processes. `store` gives them the same stores as
+//!   Mojim.
+//! - [`words`] the command line of the program.
+//! - [`emulated`] a mirror whose log is on a disk that writes in a given time.
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! The program calls [`peers::maybe_run_peer`] first thing in `main`.

@@ -1,9 +1,9 @@
 //! `mojim bench log`: appends to a log in each encoding, in memory that stands for persistent
 //! memory, without and with a delay after each store, and in volumes.
 //!
-//! All cases of one size take turns. An operation is [`BATCH`] appends, so that the clock costs
-//! little; rows are of one append. Ratios are to the torn bit's time at the same place (Mnemosyne,
-//! "High performance logging").
+//! All cases of one size take turns. An operation is [`BATCH`] appends, so that the clock
+//! costs little. Rows are of one append. Ratios are to the torn bit's time at the same place
+//! (Mnemosyne, "High performance logging").
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,12 +1,16 @@
 //! Paired rounds: subjects take turns, so that each is compared with its limit at one speed.
 //!
-//! A round gives every subject a block of operations; the order rotates, and every other
-//! round is reversed. Of a pair, the ratio of the two block medians is taken in each
-//! round, and the median of those ratios is reported: over all rounds, and for the rounds
-//! of each speed state that the limit showed. Invariants: the timed part is the call of
-//! [`Subject::op`] and nothing else; no memory is allocated between the first and the
-//! last block; the time limit ends the run between two operations, and a round that it
-//! cuts does not count, unless it is the only one.
+//! A round gives every subject a block of operations. The order rotates, and every other round is
+//! reversed. Of a pair, the ratio of the two block medians is taken in each round. The median of
+//! those ratios is reported: over all rounds, and for the rounds of each speed state that the limit
+//! showed.
+//!
+//! Invariants:
+//!
+//! - The timed part is the call of [`Subject::op`] and nothing else.
+//! - No memory is allocated between the first and the last block.
+//! - The time limit ends the run between two operations. A round that it cuts does not count,
+//!   unless it is the only one.
 
 use std::io;
 use std::time::{Duration, Instant};

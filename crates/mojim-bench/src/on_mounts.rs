@@ -1,10 +1,11 @@
 //! `mojim bench programs`: files and programs on a mounted volume, beside the plain file system.
 //!
-//! Owns the way there: the measurement itself is in Python (`tests/programs/bench.py`), since it is made
-//! of other people's programs; this binary carries it along, so that it runs wherever they are.
+//! Owns the way there. The measurement itself is in Python (`tests/programs/bench.py`), since it
+//! is made of other people's programs. This binary carries the script along, so that it runs
+//! wherever they are.
 //!
-//! Invariant: its directory is removed, and its clusters are ended by the script, also when a signal
-//! asks this process to end.
+//! Invariant: its directory is removed, and the script ends its clusters, also when a signal asks
+//! this process to end.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

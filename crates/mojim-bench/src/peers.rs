@@ -1,9 +1,8 @@
 //! The peer process: Mojim's mirror is another process, so the raw links' other end is one too.
 //!
-//! The measuring program runs its own executable again with the hidden argument `__raw-peer`.
-//! The peer finds what it needs on its standard input (the shared memory) and reports on
-//! its standard output (its port). This file is the peer's entry; [`PeerProcess`] starts
-//! and ends it.
+//! The measuring program runs its own executable again with the hidden argument `__raw-peer`. The
+//! peer finds what it needs on its standard input (the shared memory) and reports on its standard
+//! output (its port). This file is the peer's entry. [`PeerProcess`] starts and ends it.
 
 use crate::raw;
 

@@ -1,6 +1,9 @@
 //! libpmemobj's transactions, by its C API, found when it is asked for: no part of the build.
 //!
-//! Invariants: the library is never unloaded; a pool is closed when it is dropped.
+//! Invariants:
+//!
+//! - The library is never unloaded.
+//! - A pool is closed when it is dropped.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;

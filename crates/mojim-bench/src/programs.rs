@@ -1,6 +1,8 @@
-//! What `mojim bench tx` measures by programs in C, as a user would write them: blocks that gcc captures,
-//! and the poster's hash table beside Berkeley DB (`programs/`). They are compiled when they are asked for,
-//! since that needs gcc, and for the second Berkeley DB's header.
+//! Measurements of `mojim bench tx` by programs in C, as a user would write them.
+//!
+//! They are blocks that gcc captures, and the poster's hash table beside Berkeley DB (`programs/`).
+//! The programs are compiled when they are asked for, since that needs gcc, and for the second
+//! Berkeley DB's header.
 //!
 //! A program has what it compares take turns, round by round, and prints a figure of each.
 

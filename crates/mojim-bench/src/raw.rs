@@ -1,9 +1,14 @@
 //! The physical limits: what a link, a ring, a log write and `msync` cost with nothing around them.
 //!
-//! Each limit uses the best strategy that was found for it, so that a ratio to it is honest, and
-//! the same rules as Mojim: the other end is another process, it has the bytes in memory of its
-//! own before it answers, and neither end spins longer than [`Wait::spin`] before it
-//! blocks or yields. [`Combining`] is the limit of threads that share a log or a link.
+//! Each limit uses the best strategy that was found for it, so that a ratio to it is honest. It
+//! follows the same rules as Mojim:
+//!
+//! - The other end is another process.
+//! - The other end has the bytes in memory of its own before it answers.
+//! - Neither end spins longer than [`Wait::spin`] before it blocks or yields.
+//!
+//! [`Combining`] is the limit of threads that share a log or a link.
+//!
 //! Invariant: after a limit is built, its timed part allocates nothing.
 
 use std::io;

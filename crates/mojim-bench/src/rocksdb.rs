@@ -1,7 +1,9 @@
 //! RocksDB by its C API, found when it is asked for: no part of the build.
 //!
-//! Invariants: the library is never unloaded, so its functions stay where they are; a database is
-//! closed when it is dropped, and its options live as long.
+//! Invariants:
+//!
+//! - The library is never unloaded, so its functions stay where they are.
+//! - A database is closed when it is dropped, and its options live as long.
 
 use std::ffi::{CStr, CString, c_char, c_uchar, c_void};
 use std::io;

@@ -1,14 +1,18 @@
 //! `mojim bench sync`: the sync path of every mode beside its physical limits.
 //!
-//! For each transport and size, one thread: Mojim's modes, the raw round trip
-//! of the same bytes, a raw log write and plain `msync` take turns in one run,
-//! and each of Mojim's figures comes with its ratio to its limit, over all
-//! rounds and per speed state of the machine. The mirror is a process of its
-//! own (`mojim node`), pinned, like the raw peers, to another processor than
-//! the caller's.
+//! For each transport and size, these take turns on one thread, in one run:
 //!
-//! Honest limits: the raw peers copy the bytes out; the raw log is written by
-//! the same thread, with the same mirror running.
+//! - Mojim's modes,
+//! - the raw round trip of the same bytes,
+//! - a raw log write,
+//! - plain `msync`.
+//!
+//! Each of Mojim's figures comes with its ratio to its limit, over all rounds and per speed
+//! state of the machine. The mirror is a process of its own (`mojim node`), pinned, like the
+//! raw peers, to another processor than the caller's.
+//!
+//! Honest limits: the raw peers copy the bytes out. The raw log is written by the same
+//! thread, with the same mirror running.
 
 use std::fs;
 use std::io::{self, Write};

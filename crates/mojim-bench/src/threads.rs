@@ -1,8 +1,10 @@
 //! Many threads at once: each runs its subject until the time is over, all from one barrier on.
 //!
-//! Invariants: only operations that begin after the warm-up and end before the time is over are
-//! recorded; a thread whose operation fails or panics stops alone, and the run reports it at its
-//! end, so no thread ever waits for another at more than the first barrier.
+//! Invariants:
+//!
+//! - Only operations that begin after the warm-up and end before the time is over are recorded.
+//! - A thread whose operation fails or panics stops alone, and the run reports it at its end. So
+//!   no thread ever waits for another at more than the first barrier.
 
 use std::io;
 use std::sync::Barrier;

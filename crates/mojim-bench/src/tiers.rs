@@ -1,19 +1,25 @@
-//! `mojim bench tiers`: what it costs to bring a node up to date, and to have
-//! a backup.
+//! `mojim bench tiers`: the cost of bringing a node up to date, and of having a backup.
 //!
-//! Two real nodes on loopback and a program that stays attached on `a`. In
-//! each round, one after the other: a plain copy of the volume's bytes, file to
-//! file through one TCP connection and made durable; a node `b` that has
-//! nothing is brought up to date; `b` is away while a hundredth of the pages
-//! changes and more is committed than the log holds, and returns.
+//! Two real nodes run on loopback, and a program stays attached on `a`. Each round has three parts,
+//! one after the other:
 //!
-//! Then, with three nodes or more, what more copies cost a sync point, by one
-//! scheme or another (Mojim, Table 1 and 6.2): `sync`, `sync-sec`, whose mirror
-//! forwards to the backups, and the rivals, which wait for all replicas, taking
-//! turns; over TCP on loopback, then over shared memory. Every node is a process,
-//! every log is in memory. Whether a scheme is quick shows only where each node has a processor of
-//! its own: with fewer the figures are reported, not claimed. They are printed
-//! after every rival's replica was found to hold every byte.
+//! - A plain copy of the volume's bytes is made. It goes file to file through one TCP connection,
+//!   and is made durable.
+//! - A node `b` that has nothing is brought up to date.
+//! - `b` is away while a hundredth of the pages changes and more is committed than the log holds.
+//!   Then it returns.
+//!
+//! Then, with three nodes or more, it measures what more copies cost a sync point, by one scheme or
+//! another (Mojim, Table 1 and 6.2). The schemes take turns, over TCP on loopback, then over shared
+//! memory:
+//!
+//! - `sync`.
+//! - `sync-sec`, whose mirror forwards to the backups.
+//! - The rivals, which wait for all replicas.
+//!
+//! Every node is a process, and every log is in memory. Whether a scheme is quick shows only where
+//! each node has a processor of its own. With fewer the figures are reported, not claimed.
+//! The figures are printed after every rival's replica was found to hold every byte.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -2,8 +2,8 @@
 //!
 //! The same volume three times over TCP: without keys, with encrypted links,
 //! and with links that authenticate both ends only (`encrypt = false`). The three
-//! take turns in one run; what keys add is the median over the rounds of the
-//! difference of the rounds' medians. The keys are made for the run.
+//! take turns in one run. Each round gives the difference of its medians. The cost of keys is the
+//! median of these differences over the rounds. The keys are made for the run.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

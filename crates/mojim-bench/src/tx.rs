@@ -1,19 +1,32 @@
 //! `mojim bench tx`: transactions of scattered 8-byte stores, beside libpmemobj's.
 //!
-//! One thread; of one place Mojim's transactions (begin, add and store each word, commit), the same
-//! stores committed by hand with `gmsync`, and libpmemobj's transactions take turns. Places:
-//! `memory` (unreplicated, the log on tmpfs, libpmemobj's pool there too, with
-//! PMEM_IS_PMEM_FORCE=1), `shm` and `tcp` (sync, the mirror's log in memory; beside the same pool),
-//! `disk` (unreplicated, log and pool on the disk, the pool not forced, since forced there is not
-//! durable). Each place is a process of its own for libpmemobj's sake, which looks once at what is forced.
+//! One thread measures one place at a time. Three subjects take turns there:
 //!
-//! `--case captured` and `--case table` measure programs in C instead (`programs/`): what blocks that gcc
-//! captures cost, and the poster's hash table beside Berkeley DB, whose files are on the disk wherever
-//! the table is.
+//! - Mojim's transactions (begin, add and store each word, commit),
+//! - the same stores committed by hand with `gmsync`,
+//! - libpmemobj's transactions.
 //!
-//! Honest limits: warm pages were stored to and committed before; cold ones never. The logs have gone
-//! round once before. Without libpmemobj
-//! its rows are left out.
+//! The places:
+//!
+//! - `memory`: unreplicated, the log on tmpfs. libpmemobj's pool is there too, with
+//!   PMEM_IS_PMEM_FORCE=1.
+//! - `shm` and `tcp`: sync, the mirror's log in memory. They are measured beside the same pool.
+//! - `disk`: unreplicated, log and pool on the disk. The pool is not forced, since forced there is
+//!   not durable.
+//!
+//! Each place is a process of its own for libpmemobj's sake, which looks once at what is forced.
+//!
+//! Two cases measure programs in C instead (`programs/`):
+//!
+//! - `--case captured` measures what blocks that gcc captures cost.
+//! - `--case table` measures the poster's hash table beside Berkeley DB. The files of Berkeley DB
+//!   are on the disk wherever the table is.
+//!
+//! Honest limits:
+//!
+//! - Warm pages were stored to and committed before, cold ones never.
+//! - The logs have gone round once before.
+//! - Without libpmemobj its rows are left out.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
 //! The command line of `mojim-bench`, which `mojim bench` and `mojim demo` become.
 //!
-//! Invariant: a process of it that its user has not asked for (the other end of a link, a replica, a
-//! measurement's program) is this program again, with a hidden word.
+//! Some of its processes are not asked for by its user: the other end of a link, a replica, a
+//! measurement's program. Invariant: each of them is this program again, with a hidden word.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;

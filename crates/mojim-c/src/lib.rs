@@ -1,7 +1,7 @@
 //! libmojim.so: the C interface of Mojim.
 //!
 //! Owns the translation between C and the engine's Rust interface, nothing
-//! else. `include/mojim.h` is the manual; `tests/abi` checks that they agree.
+//! else. `include/mojim.h` is the manual. `tests/abi` checks that they agree.
 //!
 //! Invariants:
 //! - No panic crosses the interface: it becomes EIO and a text.
@@ -9,7 +9,7 @@
 //!   undo. Cancellation unwinds the stack, therefore `C-unwind`.
 //! - Every failure sets errno and the calling thread's text, except that
 //!   `mojim_dup3` and `mojim_open_above` set errno only.
-//! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
+//! - A handle is a leaked box. Only `mojim_detach` and `mojim_finish` free it,
 //!   and only when they succeed.
 
 mod heap;

@@ -1,10 +1,11 @@
 //! The demonstration's program: a log of entries in a mapped file.
 //!
-//! As in Figure 1 of the paper: an entry is stored behind the last one, the
-//! log's size is stored, and one gmsync commits both. Owns the file's form:
-//! the size of the entries in bytes (8, little endian) at offset 0, entries
-//! from `FIRST` on. What entry `i` contains follows from `i`, so that a
-//! reader can check every byte without being told anything.
+//! As in Figure 1 of the paper: an entry is stored behind the last one, the log's size is stored,
+//! and one gmsync commits both.
+//!
+//! Owns the file's form: the size of the entries in bytes (8, little endian) at offset 0, entries
+//! from `FIRST` on. The content of entry `i` follows from `i`, so that a reader can check every
+//! byte without being told anything.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,13 +1,14 @@
 //! Compares two copies of a volume, also while a program changes them.
 //!
 //! Owns the decision whether two bytes that were seen to differ do differ. One copy lags
-//! behind the other, so a difference seen once proves nothing, and a byte that is the
-//! same at two looks may have changed between them. Each answer of a node names two LSNs:
-//! everything up to `low` was in the bytes, nothing above `high`. One node is looked at
-//! first. Then the other is looked at, as of one LSN of the same history that is not
-//! below the first node's `high`; its answer names what the records since the first
-//! node's `low` have written. What these records have not written must be the same on
-//! both nodes. Bytes that became equal, or were written anew on both nodes, are no
+//! behind the other, so a difference seen once proves nothing. A byte that is the same at two
+//! looks may have changed between them. Each answer of a node names two LSNs: everything up
+//! to `low` was in the bytes, nothing above `high`.
+//!
+//! One node is looked at first. Then the other is looked at, as of one LSN of the same
+//! history. That LSN is not below the first node's `high`. The second answer names the bytes
+//! that the records since the first node's `low` have written. All other bytes must be the
+//! same on both nodes. Bytes that became equal, or were written anew on both nodes, are no
 //! difference (any more).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,10 +1,14 @@
 //! How a subcommand ends when it cannot do its work: what, where, what to do, and
 //! the exit code.
 //!
-//! Exit codes: 0 it is done or the answer is yes; 1 the answer is no, or it failed; 2 the
-//! command line or the configuration is wrong. `mojim run` exits with its program's code
-//! or, like a shell, with 126 if the program may not be started and 127 if it is not
-//! there.
+//! Exit codes:
+//!
+//! - 0: it is done, or the answer is yes
+//! - 1: the answer is no, or it failed
+//! - 2: the command line or the configuration is wrong
+//!
+//! `mojim run` exits with its program's code. Like a shell, it exits with 126 if the program may
+//! not be started, and with 127 if it is not there.
 
 use std::io::{self, Write};
 

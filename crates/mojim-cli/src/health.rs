@@ -2,13 +2,14 @@
 //!
 //! Owns the rules of `mojim status`: what counts as a finding, its kind, its text and what
 //! to do about it. `status` asks the nodes. A node's row is its daemon's answer, with
-//! `node` and `reachable`, and with `error` if the daemon did not answer or its copy is
+//! `node` and `reachable`. The row also has `error` if the daemon did not answer or its copy is
 //! not usable.
 //!
 //! Invariants:
+//!
 //! - About backups only the node that forwards to them is believed: the mirror of the
-//!   newest epoch. What other followers report about each other is ignored.
-//! - What one answer cannot show is not concluded from it: a count of primaries
+//!   newest epoch. Reports of other followers about each other are ignored.
+//! - Nothing is concluded from one answer that one answer cannot show: a count of primaries
 //!   needs every node's answer.
 
 use std::borrow::Cow;

@@ -1,14 +1,14 @@
-//! What a node has answered, before anything is concluded from it or shown.
+//! A node's answers, before anything is concluded from them or shown.
 //!
-//! Owns what is believed of an answer. A node's key may be stolen, and a daemon may be broken: its
+//! Owns what is believed of an answer. A node's key may be stolen, and a daemon may be broken. Its
 //! words may not speak for another node, nor for this command.
 //!
 //! Invariants:
 //! - A string of an answer is shown as `mojim_format::shown` has it. A comparison of names of
 //!   files takes them raw.
-//! - A number that no sound node says is an error of that node, and nothing else of the answer counts.
-//! - With a register, a node that has no vote and is in no view moves nothing that is said of others:
-//!   its epoch, its role, its LSNs and what it tells of other nodes count for itself alone.
+//! - A number that no sound node says is an error of that node. Nothing else of the answer counts.
+//! - With a register, a node that has no vote and is in no view moves nothing that is said of
+//!   others. Its epoch, its role, its LSNs and what it tells of other nodes count for itself alone.
 
 use mojim_format::shown::shown;
 use serde_json::{Map, Value, json};

@@ -1,16 +1,16 @@
 //! `mojim import` and `mojim export`: files and directories into a volume, and out of it.
 //!
-//! Owns what both have in common: under `mojim run`, `cp -a` copies into a directory `.copy.*`,
-//! every file there is made durable, and only then each gets its name, by a renaming. So whoever
-//! looks finds each whole, or not at all; but a volume does not rename a directory of many files:
+//! Owns what both have in common. Under `mojim run`, `cp -a` copies into a directory `.copy.*`.
+//! Every file there is made durable, and only then each gets its name, by a renaming. So whoever
+//! looks finds each whole, or not at all. But a volume does not rename a directory of many files:
 //! `mv` copies these again, to their names, where every file has to be made durable once more.
 //!
 //! Invariants:
-//! - The directory that gets the copies may be another user's, who renames what is in it meanwhile. It
-//!   and `.copy.*` are opened once, without following a link, and everything goes through these
-//!   descriptors; nobody else can enter `.copy.*`.
-//! - A file that comes out of a volume gives nobody rights, and is no device, unless that is asked for:
-//!   a writer to the volume, on any node, chose its mode and its owner.
+//! - The directory that gets the copies may be another user's, who renames what is in it meanwhile.
+//!   It and `.copy.*` are opened once, without following a link, and everything goes through these
+//!   descriptors. Nobody else can enter `.copy.*`.
+//! - A file that comes out of a volume gives nobody rights, and is no device, unless that is asked
+//!   for: a writer to the volume, on any node, chose its mode and its owner.
 
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;

@@ -1,9 +1,13 @@
 //! `mojim keys`: a cluster's authority and the certificates of its nodes, as
 //! files.
 //!
-//! Owns the writing of the directory of keys; `mojim-keys` owns the contents of a
-//! certificate. Invariants: the directory appears as a whole or not at all, only a
-//! renewal overwrites a file in it, and only its owner may read any file.
+//! Owns the writing of the directory of keys. `mojim-keys` owns the contents of a certificate.
+//!
+//! Invariants:
+//!
+//! - The directory appears as a whole or not at all.
+//! - Only a renewal overwrites a file in it.
+//! - Only its owner may read any file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
-//! The `mojim` command: one module for each subcommand; this file owns the command
-//! line and the exit code. It is a library for the sake of `mojim-bench`, which asks nodes, waits and
-//! compares copies as the command does (the modules that are public).
+//! The `mojim` command: one module for each subcommand. This file owns the command line and the
+//! exit code. It is a library for the sake of `mojim-bench`, which asks nodes, waits and compares
+//! copies as the command does (the modules that are public).
 //!
 //! # Tour
 //!
@@ -11,11 +11,11 @@
 //! nothing is mounted. A mount cannot keep what the kernel writes back of a mapping out of others'
 //! commits, so `gmsync` over it would not be atomic.
 //!
-//! `status.rs` asks and prints. `health.rs` judges and asks nobody. The copy of a running program is
-//! closed to the daemon: `status_of_closed` of `mojim-node` reads the `Live` words in its ring or
-//! its log in memory. Questions to nodes are `request.rs` of `mojim-replica`, answers `requests.rs`
-//! of `mojim-node`. `beside.rs` starts `mojim-bench`. `compare.rs` compares copies. `node.rs` gives
-//! the daemon its register of views, for a cluster with three voters or more.
+//! `status.rs` asks and prints. `health.rs` judges and asks nobody. The copy of a running program
+//! is closed to the daemon: `status_of_closed` of `mojim-node` reads the `Live` words in its ring
+//! or its log in memory. Questions to nodes are `request.rs` of `mojim-replica`, answers
+//! `requests.rs` of `mojim-node`. `beside.rs` starts `mojim-bench`. `compare.rs` compares copies.
+//! `node.rs` gives the daemon its register of views, for a cluster with three voters or more.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,11 +1,11 @@
 //! Whether a program is linked with Mojim's library for C.
 //!
-//! Owns what is read of an ELF file for that: the names of the shared libraries that the dynamic loader
-//! has to find for it. It looks at the file alone: a script's interpreter, and libraries of libraries,
-//! are not followed.
+//! Owns what is read of an ELF file for that: the names of the shared libraries that the dynamic
+//! loader has to find for it. It looks at the file alone. A script's interpreter, and libraries of
+//! libraries, are not followed.
 //!
-//! Invariant: a file that cannot be read, or is no program of 64 bits, is not linked with it. What is wrong
-//! with it, its start says.
+//! Invariant: a file that cannot be read, or is no program of 64 bits, is not linked with it. The
+//! start of such a file says what is wrong with it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

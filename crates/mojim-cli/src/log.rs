@@ -1,14 +1,14 @@
-//! What a daemon writes on standard error: a line for each event, as text or as JSON.
+//! The lines of a daemon on standard error: one for each event, as text or as JSON.
 //!
-//! Owns the `tracing` subscriber of `mojim node`: which events are shown, what a line looks
-//! like, and how often the same one is written. Other commands have no subscriber, and
-//! report by `failure`.
+//! Owns the `tracing` subscriber of `mojim node`: which events are shown, what a line looks like,
+//! and how often the same one is written. Other commands have no subscriber, and report by
+//! `failure`.
 //!
 //! Invariants:
+//!
 //! - An event is one line, whatever a peer or an error has in its text.
-//! - A text that came `OFTEN` times within a minute is from then on written once a
-//!   minute, with how often it was left out. Only a hash of a text is kept, for at most
-//!   `MOST_TEXTS` texts.
+//! - A text that came `OFTEN` times within a minute is from then on written once a minute, with how
+//!   often it was left out. Only a hash of a text is kept, for at most `MOST_TEXTS` texts.
 //! - Where standard error is closed nothing is written, and the daemon goes on.
 
 use std::borrow::Cow;

@@ -1,12 +1,15 @@
-//! The process behind the mount of programs under `mojim run` ([`RunsMount`]): it serves until no
-//! program uses the mount any more.
+//! The process behind the mount of programs under `mojim run` ([`RunsMount`]).
 //!
-//! Owns the decision when that is so. A program uses it if it has the mount anywhere but at its own
-//! place, as over the volume's directory; if its root or working directory, changed by `chroot`, lies
-//! in it; or, when it was taken away for want of such programs, if it has a file of it open.
+//! It serves until no program uses the mount any more.
 //!
-//! Also owns who they are once the mount is dead: the processes in the mount namespaces that `mojim run`
-//! made for it.
+//! Owns the decision when that is so. A program uses it in each of these cases:
+//!
+//! - It has the mount anywhere but at its own place, as over the volume's directory.
+//! - Its root or working directory, changed by `chroot`, lies in the mount.
+//! - The mount was taken away for want of such programs, and the program has a file of it open.
+//!
+//! Also owns who they are once the mount is dead: the processes in the mount namespaces that
+//! `mojim run` made for it.
 //!
 //! [`RunsMount`]: crate::runs_mount::RunsMount
 

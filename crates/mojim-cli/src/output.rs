@@ -1,4 +1,4 @@
-//! What commands print on standard output: text and JSON, with nothing in it that a terminal acts on.
+//! The standard output of commands: text and JSON, with nothing in it that a terminal acts on.
 
 use std::io::{self, Write};
 

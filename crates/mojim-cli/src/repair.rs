@@ -1,7 +1,7 @@
 //! `mojim repair`: makes a copy that differs equal to the primary's.
 //!
 //! Pages are rewritten one by one with the primary's bytes, while sync points
-//! go on; where names or sizes of files differ, the copy is made anew, by
+//! go on. Where names or sizes of files differ, the copy is made anew, by
 //! difference. The operator must know which of the two copies is right.
 
 use std::collections::BTreeSet;

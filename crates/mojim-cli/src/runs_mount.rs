@@ -1,18 +1,27 @@
 //! The mount that all programs under `mojim run` on a node have in common, for each volume.
 //!
-//! Owns its place below the node's own state, its start, and what a program needs to know of it. Its
-//! process is `mojim mount` (`mount_lifetime.rs`), started by the first `mojim run` that needs it; it
-//! belongs to no program, and no program's end takes it along.
+//! Owns its place below the node's own state, its start, and what a program needs to know of it.
+//! Its process is `mojim mount` (`mount_lifetime.rs`), started by the first `mojim run` that
+//! needs it. The process belongs to no program, and no program's end takes it along.
 //!
-//! The place has `at`, where it is mounted; `lock`; `serving`, which its process has locked while it
-//! lives; `log`, what that says; and `failed`, what the last one could not commit, or of what it died.
+//! The place has:
+//!
+//! - `at`, where it is mounted
+//! - `lock`
+//! - `serving`, which its process has locked while it lives
+//! - `log`, what that process says
+//! - `failed`, what the last one could not commit, or of what it died
+//!
 //! A second process watches the first (`guard.rs`).
 //!
 //! Invariants:
-//! - A mount is looked at, started and joined, and left by its process when nobody uses it, by who
-//!   holds the lock. Who joins it checks afterwards that it was still there ([`MountLease::device`]): it may
-//!   also be taken away without the lock.
-//! - Nothing here asks the mount's process for anything but by the file `serving`: it may stand still.
+//!
+//! - Only the holder of the lock looks at a mount, starts and joins it. The mount's process
+//!   leaves it when nobody uses it, and holds the lock for that too.
+//! - After joining a mount, the holder checks that it was still there ([`MountLease::device`]).
+//!   The mount may also be taken away without the lock.
+//! - Nothing here asks the mount's process for anything but by the file `serving`, since that
+//!   process may stand still.
 //! - The lock's file says with which [`Settings`] the mount runs, and the name of this run of it.
 
 use std::fs::{File, OpenOptions};

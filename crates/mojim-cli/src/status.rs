@@ -1,6 +1,6 @@
 //! `mojim status`: what every node says of the volumes, side by side.
 //!
-//! Owns the questions and the tables; `health` decides what counts as a finding.
+//! Owns the questions and the tables. `health` decides what counts as a finding.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

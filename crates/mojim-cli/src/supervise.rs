@@ -1,17 +1,19 @@
 //! A program that runs where its volume's primary is.
 //!
-//! Owns the program's process: started once ([`once`]); or ([`run`]) when the register of views says that
-//! this node is the primary, ended when the register says that another node is, and started again. The
-//! mirror and the register, not this module, ensure that a program on the wrong node can
-//! commit nothing.
+//! Owns the program's process. [`once`] starts it once. [`run`] starts it when the register of
+//! views says that this node is the primary. It ends it when the register says that another node
+//! is, and starts it again. The mirror and the register, not this module, ensure that a program on
+//! the wrong node can commit nothing.
 //!
-//! Invariant: the end of a program is this process's exit code, as a shell has it, and standard error
-//! says when a signal ended it. Signals for this process are passed on to it, but those that are typed at
-//! the terminal, which it gets itself.
+//! Invariants:
 //!
-//! Invariant: no wait is silent. After a second, standard error says what is waited for,
-//! where, and since when (`Wait`), and again when that changes. A wait for a daemon that
-//! is not started again ends with an error.
+//! - The end of a program is this process's exit code, as a shell has it. Standard error says when
+//!   a signal ended it.
+//! - Signals for this process are passed on to the program. Signals that are typed at the terminal
+//!   are not, since the program gets those itself.
+//! - No wait is silent. After a second, standard error says what is waited for, where, and since
+//!   when (`Wait`), and again when that changes. A wait for a daemon that is not started again ends
+//!   with an error.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! `mojim verify`: whether the copies of a volume are equal, byte by byte.
 //!
-//! Owns the command's output; the comparison is `compare`.
+//! Owns the command's output. The comparison is `compare`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,8 +1,9 @@
 //! Reads a [`Config`] from a TOML document and collects every mistake on the way.
 //!
 //! Invariants:
-//! - A value is either good or has its mistake noted, once; a check of several values runs whenever
-//!   those that it needs are good, whatever else is wrong.
+//! - A value is either good or has its mistake noted, once.
+//! - A check of several values runs whenever those that it needs are good, whatever else is
+//!   wrong.
 //! - No text makes [`Config::parse`] panic or use unbounded stack or memory: `syntax::guard`
 //!   refuses what the TOML parser would answer so.
 

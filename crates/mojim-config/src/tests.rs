@@ -1,4 +1,4 @@
-//! Each mistake gives its key and its line; no text makes the parser panic.
+//! Each mistake gives its key and its line, and no text makes the parser panic.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,15 +1,16 @@
 //! The configuration file: one TOML text that names a cluster's volumes and nodes.
 //!
-//! Owns the grammar of the file, its defaults, and every check that needs nothing but the text;
-//! only [`Config::check_media`] and [`check_pmem`] touch the machine.
+//! Owns the grammar of the file, its defaults, and every check that needs nothing but the text.
+//! Only [`Config::check_media`] and [`check_pmem`] touch the machine.
 //!
 //! Invariants:
-//! - A [`Config`] that exists has passed every check: each node that a volume names is in `nodes`
-//!   and stores data, and no two nodes of one host share an address or a directory.
-//! - What a default depends on (other nodes, other keys) is decided here: each field has the value
-//!   that holds, and a file may give that value itself.
-//! - A text with mistakes gives all of them at once, in line order, each with its key and line; a
-//!   text that is not TOML gives the first place where it stops being TOML.
+//! - A [`Config`] that exists has passed every check, two of which are:
+//!   - Each node that a volume names is in `nodes` and stores data.
+//!   - No two nodes of one host share an address or a directory.
+//! - A default may depend on other nodes or other keys. That is decided here: each field has the
+//!   value that holds, and a file may give that value itself.
+//! - A text with mistakes gives all of them at once, in line order, each with its key and line.
+//! - A text that is not TOML gives the first place where it stops being TOML.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};

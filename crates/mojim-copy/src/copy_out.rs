@@ -1,21 +1,25 @@
 //! A whole copy of a volume on its way to the other node: the sender's side.
 //!
-//! Owns the order in which a copy is sent, whichever of the two nodes gives
-//! it. Files are announced in order over the session's own link; the receiver
-//! answers how much it has of each from before, whatever that is worth. Then
-//! everything is sent once (`pass`), over that link or over streams beside it
-//! (`stream`); what changed meanwhile is sent again, over that link only. The
-//! receiver's side is `copy_in`.
+//! Owns the order in which a copy is sent, whichever of the two nodes gives it:
+//!
+//! - Files are announced in order over the session's own link. The receiver answers how much
+//!   it has of each from before, whatever that is worth.
+//! - Then everything is sent once (`pass`), over that link or over streams beside it
+//!   (`stream`).
+//! - The bytes that changed meanwhile are sent again, over that link only.
+//!
+//! The receiver's side is `copy_in`.
 //!
 //! Invariants:
-//! - The area stands still from the beginning to the end (`Store::freeze`), so
-//!   that what was summed is what is sent; or it is watched, and every page that
-//!   changed after it may have been read is sent again, the last ones while it
-//!   stands still. So the copy is the area as it stands at the end.
+//!
+//! - The copy is the area as it stands at the end. There are two ways to that. The area may
+//!   stand still from the beginning to the end (`Store::freeze`), so that what was summed is
+//!   what is sent. Or it is watched: every page that changed after it may have been read is
+//!   sent again, the last ones while the area stands still.
 //! - Nothing is sent again, and the end is not said, before all that streams
 //!   carried is staged: what is read later arrives later.
-//! - Whatever the peer answers or fails to, what is announced, unanswered and
-//!   queued is bounded (`pass`).
+//! - All that is announced, unanswered and queued is bounded (`pass`), whatever the peer
+//!   answers or fails to.
 
 use std::sync::Arc;
 use std::time::Duration;

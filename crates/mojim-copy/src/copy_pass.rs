@@ -1,17 +1,17 @@
 //! The first pass of a copy that is sent: what is left of it, and what one
 //! link carries.
 //!
-//! Owns the place up to which the files were handed out, and what the receiver
-//! has of each. The session's own link, or streams beside it (`stream`), take
-//! the next piece where the last one ended; so nothing waits in between, and a
-//! quick link carries more than a slow one. Of what the receiver has, sums of
-//! pages travel, then the pages that it finds different; of the rest the bytes.
+//! Owns the place up to which the files were handed out, and what the receiver has of each. The
+//! session's own link, or streams beside it (`stream`), take the next piece where the last one
+//! ended. So nothing waits in between, and a quick link carries more than a slow one. Of what the
+//! receiver has, sums of pages travel, then the pages that it finds different. Of the rest, the
+//! bytes travel.
 //!
 //! Invariants:
 //! - Each piece is handed out once, and only from files of which the receiver has said
 //!   what it has.
-//! - At most `AHEAD` files are announced beyond the one that is handed out; a
-//!   link has at most `WINDOW` sums unanswered.
+//! - At most `AHEAD` files are announced beyond the one that is handed out. A link has at most
+//!   `WINDOW` sums unanswered.
 //! - Holes are neither summed nor sent: what is not mentioned is zero.
 
 use std::collections::VecDeque;

@@ -1,17 +1,17 @@
 //! A stream: a link beside the session's own that carries a part of a copy's
 //! first pass.
 //!
-//! Owns both ends. Each is a state machine that never blocks; in the product a thread
-//! drives it (`StreamOut::run`, `mojim-node`), so that several cores read, encrypt,
-//! compare and write.
+//! Owns both ends. Each is a state machine that never blocks. In the product a thread drives it
+//! (`StreamOut::run`, `mojim-node`), so that several cores read, encrypt, compare and write.
 //!
 //! Invariants:
-//! - A stream carries bytes of one copy, which its first word names; bytes that come
-//!   after that copy is over are refused (`mojim_store::stage`).
+//!
+//! - A stream carries bytes of one copy, which its first word names. Bytes that come after that
+//!   copy is over are refused (`mojim_store::stage`).
 //! - Its last word is answered when everything before it is staged. Until then
 //!   nothing is sent again, and the copy does not end.
-//! - A stream that breaks after it was open ends the copy; a stream that cannot be opened
-//!   leaves its part to the others.
+//! - A stream that breaks after it was open ends the copy. A stream that cannot be opened leaves
+//!   its part to the others.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,13 +1,22 @@
-//! Block history: every request to a device is recorded while a workload runs. Then the
-//! device is put into states that a loss of power at any moment could leave, and what is
-//! recovered from it is compared.
+//! Block history: every request to a device is recorded while a workload runs.
 //!
-//! Owns the choice of states. After a loss of power a device has what was written before
-//! the last flush, and of each later write all, nothing, some blocks of 4 KiB, or some
-//! sectors of 512 bytes; of a write with forced unit access all. In half of the histories the disk has such
-//! writes: logs are written by them. The workload acknowledges into the same device, beyond the file
-//! system, so that the history has the acknowledgements in their places. One recovery in
-//! eight is recorded in the same way, and crashed in turn.
+//! Then the device is put into states that a loss of power at any moment could leave. The bytes
+//! recovered from each state are compared.
+//!
+//! Owns the choice of states. After a loss of power a device has what was written before the last
+//! flush. Of each later write it has one of these:
+//!
+//! - all
+//! - nothing
+//! - some blocks of 4 KiB
+//! - some sectors of 512 bytes
+//!
+//! Of a write with forced unit access it has all. In half of the histories the disk has such
+//! writes: logs are written by them.
+//!
+//! The workload acknowledges into the same device, beyond the file system. So the history has the
+//! acknowledgements in their places. One recovery in eight is recorded in the same way, and
+//! crashed in turn.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,10 +1,11 @@
-//! Page-cache loss: the file system under a running workload is shut down
-//! without a flush of its journal, at a random moment; what is recovered from
-//! the device is compared.
+//! Page-cache loss: a file system is shut down without a flush of its journal.
 //!
-//! What was acknowledged before the shutdown began must be there. What was acknowledged
-//! after that need not be: a sync during the shutdown can return success for data that is
-//! dropped, which no machine that loses power can do.
+//! This happens under a running workload, at a random moment. The test compares what is recovered
+//! from the device:
+//!
+//! - Everything that was acknowledged before the shutdown began must be there.
+//! - Data that was acknowledged after that need not be there. A sync during the shutdown can return
+//!   success for data that is dropped, which no machine that loses power can do.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
 //! Power for clusters: two nodes, each on a device that records its requests, with real
 //! daemons and a program of several threads. At any moment of this run nodes lose their
-//! power and come back or not; then what the cluster serves is compared with what was
+//! power, and come back or not. Then what the cluster serves is compared with what was
 //! acknowledged.
 //!
 //! Owns the choice of states, and what each may have lost: the tables of
 //! `docs/reference/two-failures.md`. A state is a moment of the common clock. For each node that
 //! loses its power, the state has what its device had flushed before, and any part of the
-//! rest (as in `blocks.rs`); its memory is gone. A node that loses only its processes
+//! rest (as in `blocks.rs`). Its memory is gone. A node that loses only its processes
 //! keeps its page cache and its memory.
 
 use std::collections::BTreeMap;

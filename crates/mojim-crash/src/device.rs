@@ -1,13 +1,16 @@
 //! A block device of the test's own: one file in a file system in user space,
 //! over which a loop device lies.
 //!
-//! Owns the device's bytes and the history of its requests. Requests are answered one
-//! after the other, in the order of the history. A write that was answered is in the
-//! device's cache; everything answered before a flush came is on the medium when the
-//! flush is answered. A write with forced unit access (FUA) is on the medium when it is answered, itself alone.
+//! Owns the device's bytes and the history of its requests. Requests are answered one after
+//! the other, in the order of the history.
 //!
-//! The kernel's loop device has no such writes. So who writes a file as a disk with them would be asked to says
-//! afterwards which writes they were ([`Forced`]).
+//! - A write that was answered is in the device's cache.
+//! - Everything answered before a flush came is on the medium when the flush is answered.
+//! - A write with forced unit access (FUA) is on the medium when it is answered, itself
+//!   alone.
+//!
+//! The kernel's loop device has no writes with FUA. So a program writes the file as it would
+//! write a disk that has them. Afterwards it says which writes they were ([`Forced`]).
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

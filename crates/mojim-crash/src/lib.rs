@@ -1,11 +1,13 @@
-//! Whole-machine crashes: takes the page cache, the disk's cache or the power away from
-//! programs that acknowledge what they made durable, and compares every byte that they
-//! recover.
+//! Whole-machine crashes of programs that acknowledge what they made durable.
+//!
+//! This crate takes the page cache, the disk's cache or the power away from such programs. Then
+//! it compares every byte that they recover.
 //!
 //! Owns the workload, the subjects that run it, and five rungs of `docs/reference/testing.md`:
-//! page-cache loss, block history, power for clusters, the pulled plug and memory
-//! pressure. Invariant: a rung counts only if it catches the broken controls and every
-//! broken Mojim, and finds no failure in `mojim` and `log`.
+//! page-cache loss, block history, power for clusters, the pulled plug and memory pressure.
+//!
+//! Invariant: a rung counts only if it catches the broken controls and every broken Mojim, and
+//! finds no failure in `mojim` and `log`.
 
 pub mod acks;
 pub mod blocks;

@@ -1,5 +1,5 @@
 //! A plain redo log: append a record with its checksum, flush, then change the file,
-//! flush, cut the log. This control must pass; without its first flush, it must be caught
+//! flush, cut the log. This control must pass. Without its first flush, it must be caught
 //! losing data.
 
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! What a rung found, and whether its result counts.
+//! The findings of a rung, and whether its result counts.
 
 use std::fmt::{self, Display};
 

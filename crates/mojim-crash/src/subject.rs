@@ -1,7 +1,7 @@
 //! The subjects, which make steps durable: Mojim, unbroken or broken in one way, a program over
 //! Mojim's heap, and three other programs that a rung must tell apart.
 //!
-//! Owns their names and their interface; `subjects.rs` opens one.
+//! Owns their names and their interface. `subjects.rs` opens one.
 //!
 //! Invariant of [`Subject`]: what [`Subject::commit`] returned success for is
 //! acknowledged. A rung finds out which subjects keep this promise.

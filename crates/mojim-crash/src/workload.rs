@@ -1,7 +1,9 @@
-//! What is written, and what must be found.
+//! The bytes that are written, and those that must be found.
 //!
-//! Owns the steps of a run and the model. Invariant: everything follows from the seed, so
-//! that a check knows each byte after each step without having seen the run.
+//! Owns the steps of a run and the model.
+//!
+//! Invariant: everything follows from the seed, so that a check knows each byte after each step
+//! without having seen the run.
 
 use mojim_sim::Rng;
 

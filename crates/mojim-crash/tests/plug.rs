@@ -1,6 +1,7 @@
-//! The pulled plug in its short form. It needs QEMU and a kernel, which
-//! `scripts/guest-kernel` fetches; where one is missing the test says so and
-//! passes.
+//! The pulled plug in its short form.
+//!
+//! It needs QEMU and a kernel, which `scripts/guest-kernel` fetches. Where one is missing the test
+//! says so and passes.
 
 // Pulled plug. The workload is the only process of a machine in QEMU, on ext4 on a virtio disk or,
 // with DAX and MAP_SYNC, on an emulated NVDIMM. It acknowledges each step by a line on a serial

@@ -1,6 +1,6 @@
-//! The rungs in their short forms: each finds out whoever is broken, and
-//! nothing in whoever is not. They need root (mounts, loop devices), FUSE and
-//! `mkfs.ext4`; where one is missing the tests say so and pass.
+//! The rungs in their short forms: each finds out whoever is broken, and nothing in whoever is not.
+//! They need root (mounts, loop devices), FUSE and `mkfs.ext4`. Where one is missing the tests say
+//! so and pass.
 
 // Step `i` of the workload changes a few scattered places of a region, commits them as one and
 // acknowledges `i`. Now and then it detaches and attaches again. What is recovered must be the

@@ -1,10 +1,10 @@
 //! The engine of Mojim: ordinary memory that is also a file, committed atomically at
 //! points the program chooses, copied synchronously to a second node.
 //!
-//! Owns volumes, regions, guests and readers for all that stands on them: the C interface,
-//! the mount, the daemon, and the crate `mojim`, which is the Rust interface. Regions are
-//! pointers here, and a volume is attached until it is detached. `ARCHITECTURE.md` tells the life of a sync point;
-//! `docs/reference/guarantees.md` what survives what.
+//! Owns volumes, regions, guests and readers for all that stands on them: the C interface, the
+//! mount, the daemon, and the crate `mojim`, which is the Rust interface. Regions are pointers
+//! here, and a volume is attached until it is detached. `ARCHITECTURE.md` tells the life of a sync
+//! point. `docs/reference/guarantees.md` tells what survives what.
 //!
 //! # Tour
 //!
@@ -18,9 +18,9 @@
 //! **rollback** (`MS_INVALIDATE`) waits until everything appended is committed and applied. Then it
 //! copies the data file's bytes into the pages that were written.
 //!
-//! **Attaching**: `volume/attach_target.rs` steps `attach.rs` of `mojim-replica`, for programs and for a
-//! daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). The simulator steps
-//! it too. An attachment has the threads of `start_threads`: `link_loop`, `checkpoint_turns`,
+//! **Attaching**: `volume/attach_target.rs` steps `attach.rs` of `mojim-replica`, for programs and
+//! for a daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). The simulator
+//! steps it too. An attachment has the threads of `start_threads`: `link_loop`, `checkpoint_turns`,
 //! `forward_to`, and others as needed.
 //!
 //! **Several processes**: the one that attached is the **owner** (`volume/owner.rs`), others are

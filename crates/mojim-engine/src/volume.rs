@@ -4,9 +4,17 @@
 //! its background threads (link, forwarding, holders, checkpoint). Every call may be made
 //! from any thread.
 //!
-//! The files below import downwards only, and none imports this one: `children`; `owner`;
-//! `windows`; `exact`; `sync_point`; `names`, `batch`, `remembered`; `table`, `copies`; `attached`; `memory`,
-//! `place`.
+//! The files below import downwards only, and none imports this one. From the top:
+//!
+//! 1. `children`
+//! 2. `owner`
+//! 3. `windows`
+//! 4. `exact`
+//! 5. `sync_point`
+//! 6. `names`, `batch`, `remembered`
+//! 7. `table`, `copies`
+//! 8. `attached`
+//! 9. `memory`, `place`
 //!
 //! Invariants:
 //! - A forked child can commit nothing itself.

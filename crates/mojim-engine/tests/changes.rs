@@ -1,7 +1,7 @@
-//! A sync point of much memory sends what was changed, and only that; whatever
-//! is applied, synced by exact ranges, made shorter or synced by other threads
-//! in between, the file has what was committed and nothing else. A rollback
-//! gives memory the same.
+//! A sync point of much memory sends what was changed, and only that.
+//!
+//! In between, memory is applied, synced by exact ranges, made shorter or synced by other threads.
+//! The file still has what was committed and nothing else. A rollback gives memory the same.
 
 // Seen to fail, each by a defect made on purpose or found:
 // - outstanding records taken for applied

@@ -1,6 +1,5 @@
-//! Memory that is bounded: regions many times larger than what they may keep are
-//! changed, and nothing of what the program sees, or of what is committed, is
-//! other than without the bound.
+//! Memory that is bounded: regions many times larger than what they may keep are changed. Nothing
+//! of what the program sees, or of what is committed, is other than without the bound.
 
 // Seen to fail, each by a defect made on purpose or found:
 // - stores not kept out while a page is given back

@@ -1,11 +1,14 @@
 //! Readers on a mirror and on a backup, with the nodes in this process: what
 //! their regions show is always of one sync point.
 //!
-//! The writer changes the same counter in many pages of two files with each
-//! sync point. A look reads the first, all others, and the first again; where
-//! that did not change, all others must be equal to it, since the counter never
-//! goes back and everything that was read between was of one state. Where it
-//! did, they must lie between the two. No look makes a call.
+//! The writer changes the same counter in many pages of two files with each sync point. A
+//! look reads the first counter, all others, and the first again:
+//!
+//! - If the first did not change, all others must be equal to it. The counter never goes
+//!   back, so everything that was read between was of one state.
+//! - If it did change, all others must lie between its two values.
+//!
+//! No look makes a call.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
-//! What the sync path costs besides its bytes: no allocation, and no system
-//! call but send and receive over TCP, with keys or without, none at all over
-//! shared memory.
+//! The costs of the sync path besides its bytes: no allocation, and no system call but a link's.
 //!
-//! A process of its own attaches, commits until everything is warm, and then
-//! lets the kernel trap every system call of the calling thread that is not
-//! allowed (seccomp) while it commits on; an allocator counts what the thread
-//! allocates. The check is itself checked: with a call too many, it fails.
+//! Over TCP, with keys or without, it makes no system call but send and receive. Over shared memory
+//! it makes none at all.
+//!
+//! A process of its own attaches and commits until everything is warm. Then it lets the kernel trap
+//! every system call of the calling thread that is not allowed (seccomp). Meanwhile it commits on,
+//! and an allocator counts what the thread allocates. The check is itself checked: with a call too
+//! many, it fails.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

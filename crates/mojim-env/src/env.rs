@@ -1,20 +1,19 @@
-//! What the engine needs from the world around it: one node's disk, memory,
-//! network, clock and random numbers, passed in.
+//! The engine's needs from the world around it: one node's disk, memory, network, clock and random
+//! numbers, passed in.
 //!
 //! Owns the traits, not an implementation: `mojim-linux` implements them over the
 //! kernel, `mojim-sim` from a seed. The engine calls nothing else that could
 //! block, fail or differ between two runs.
 //!
-//! What the medium is assumed to do (the simulated one does no more):
-//! - A write to a `File` opened with `durable` has reached the medium when it
-//!   returns success; if power is lost during it, any subset of its 512-byte
-//!   sectors may have.
+//! The medium is assumed to do this (the simulated one does no more):
+//!
+//! - A write to a `File` opened with `durable` has reached the medium when it returns success. If
+//!   power is lost during it, any subset of its 512-byte sectors may have reached it.
 //! - Any other write may reach the medium at any time, or never, until
 //!   `sync` returns success. After `sync` failed, nothing is known.
 //! - Creation, renaming and removal are durable after `sync_dir`.
-//! - `Memory` keeps its bytes when processes die and loses them with power;
-//!   of persistent memory, stores that were not flushed may reach the medium
-//!   or not, 8 bytes at a time.
+//! - `Memory` keeps its bytes when processes die and loses them with power. Of persistent memory,
+//!   stores that were not flushed may reach the medium or not, 8 bytes at a time.
 //! - A `Conn` is a byte stream: in order, without gaps, until it breaks. It
 //!   can break at any byte, and silently.
 

@@ -1,8 +1,13 @@
-//! The engine's errors: one enum; each case is an operating error, whose text says
-//! what failed, where, and what to do. Broken invariants are assertions instead.
+//! The engine's errors, in one enum.
 //!
-//! Invariant: an error's text is one line (the configuration's: one for each mistake) and has nothing
-//! that a terminal acts on, whatever a peer, a file's name or a program has put into it.
+//! Each case is an operating error. Its text says what failed, where, and what to do. Broken
+//! invariants are assertions instead.
+//!
+//! Invariants:
+//!
+//! - An error's text is one line. A configuration error has one line for each mistake.
+//! - It has nothing that a terminal acts on, whatever a peer, a file's name or a program has put
+//!   into it.
 
 use std::fmt;
 use std::io;

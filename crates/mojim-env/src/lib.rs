@@ -1,9 +1,14 @@
-//! What the engine needs from the world around it, and how its threads wait.
+//! The engine's needs from the world around it, and how its threads wait.
 //!
-//! The base of the engine's crates: the traits that Linux and the simulator
-//! implement, the engine's errors, frames over a connection, locks and sleeps that a
-//! simulator can control, descriptors, a thread's signals, and reads of memory that a program
-//! stores to meanwhile.
+//! The base of the engine's crates:
+//!
+//! - the traits that Linux and the simulator implement
+//! - the engine's errors
+//! - frames over a connection
+//! - locks and sleeps that a simulator can control
+//! - descriptors
+//! - a thread's signals
+//! - reads of memory that a program stores to meanwhile
 
 pub mod alone;
 pub mod descriptors;

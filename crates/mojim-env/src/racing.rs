@@ -3,20 +3,21 @@
 //!
 //! Owns the argument why that is sound, and the means. Nothing else reads such memory.
 //!
-//! A sync point reads bytes while other threads of the program may store to them. The documents let a
-//! program do that: such a sync point may hold some bytes from before a store and some from after it,
-//! and nothing else is torn. In Rust and C++ a load beside a store of another thread is a data race if
-//! one of the two is not atomic, and the program's stores are ordinary ones. No load of ours can be
-//! inside that model, an atomic one included.
+//! A sync point reads bytes while other threads of the program may store to them. The documents let
+//! a program do that. Such a sync point may hold some bytes from before a store and some from after
+//! it, and nothing else is torn. In Rust and C++ a load beside a store of another thread is a data
+//! race if one of the two is not atomic. The program's stores are ordinary ones. No load of ours
+//! can be inside that model, an atomic one included.
 //!
 //! So these reads are outside of it, as those of the kernel are when `write(2)` takes a program's
 //! buffer. On x86-64 they are assembly, which the compiler can neither repeat nor split, nor draw
-//! conclusions from. The processor defines what they give: each byte is one that was there at a moment
-//! of the call. The compiler that translates the program sees no access beside the program's own.
+//! conclusions from. The processor defines what they give: each byte is one that was there at a
+//! moment of the call. The compiler that translates the program sees no access beside the program's
+//! own.
 //!
 //! Elsewhere, and under Miri, they are volatile reads: the nearest that the language has.
 //!
-//! What was read is used from where it was copied to, and never read again from such memory.
+//! The bytes read are used from where they were copied to, and never read again from such memory.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::arch::asm;

@@ -1,14 +1,19 @@
-//! Memory for when the system gives none; and what is given back to it.
+//! Memory for when the system gives none, and the memory that is given back to the system.
 //!
-//! Rust ends the process where an allocation fails, and in a program that is linked with
-//! libmojim the process is the program's. So what the system's allocator refuses comes from a
-//! reserve. While memory is short the engine does without what it can do without, and what
-//! grows with the caller's data is refused ([`room`]); no call begins while much of the reserve
-//! is used.
+//! Rust ends the process where an allocation fails. In a program that is linked with libmojim the
+//! process is the program's. So a reserve gives what the system's allocator refuses.
 //!
-//! Owns the allocator ([`Reserved`]; libmojim alone installs it) and the reserve, which is
-//! addresses only until it is used. In other programs memory is never short here.
+//! While memory is short:
+//!
+//! - The engine does without what it can do without.
+//! - It refuses what grows with the caller's data ([`room`]).
+//! - No call begins while much of the reserve is used.
+//!
+//! Owns the allocator ([`Reserved`]) and the reserve, which is addresses only until it is used.
+//! libmojim alone installs the allocator. In other programs memory is never short here.
+//!
 //! Invariants:
+//!
 //! - Nothing is taken from the reserve while the system's allocator still gives.
 //! - No allocation takes more than an eighth of it.
 //! - The lock is held for a walk over the blocks' bits, never during another call.

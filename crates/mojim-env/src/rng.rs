@@ -1,7 +1,8 @@
 //! Choices that a seed repeats, for tests and measurements.
 //!
-//! Owns the generator (splitmix64). The engine itself draws from [`Env::random`](crate::Env::random),
-//! and the simulator has a generator of its own, since the seeds of its tests name its numbers.
+//! Owns the generator (splitmix64). The engine itself draws from
+//! [`Env::random`](crate::Env::random). The simulator has a generator of its own, since the seeds
+//! of its tests name its numbers.
 
 /// A generator of numbers that follow from its seed.
 #[derive(Debug, Clone)]

@@ -1,9 +1,8 @@
 //! Which thread runs next, where threads wait for one another.
 //!
-//! Owns the two places at which a thread of the engine waits for another one: a
-//! lock that is taken, and a futex. A simulator that runs real threads one at a
-//! time, in an order drawn from a seed, controls both ([`follow`]); for every
-//! other thread they are the system's.
+//! Owns the two places at which a thread of the engine waits for another one: a lock that is taken,
+//! and a futex. A simulator that runs real threads one at a time, in an order drawn from a seed,
+//! controls both ([`follow`]). For every other thread they are the system's.
 //!
 //! Invariants:
 //! - Taking a free lock costs what the standard library's does: no [`Turns`] is

@@ -1,7 +1,7 @@
 //! Reading and writing little-endian fields: a cursor each way.
 //!
-//! `Reader` returns errors, never panics. `Writer` writes into a caller's
-//! `Vec`; the sync path uses fixed offsets instead and never comes here.
+//! `Reader` returns errors, never panics. `Writer` writes into a caller's `Vec`. The sync path uses
+//! fixed offsets instead and never comes here.
 
 use crate::FormatError;
 

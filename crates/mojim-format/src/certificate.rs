@@ -1,9 +1,11 @@
 //! The name in a certificate: the cluster, and the node or client that the
 //! holder may speak as.
 //!
-//! Owns the form of the one DNS name that a certificate carries. Invariants: only
-//! names that [`Subject::dns_name`] writes are accepted; no two subjects of any
-//! clusters share a name (node and cluster names have no dot).
+//! Owns the form of the one DNS name that a certificate carries.
+//!
+//! Invariants:
+//! - Only names that [`Subject::dns_name`] writes are accepted.
+//! - No two subjects of any clusters share a name (node and cluster names have no dot).
 
 /// The holder that a certificate names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

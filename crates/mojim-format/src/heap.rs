@@ -6,11 +6,11 @@
 //! chunk 1: ...
 //! ```
 //!
-//! A chunk is cut into units of 16 KiB. A slab is a run of units of one chunk, which
-//! holds blocks of one size. Its entry in the slab table is that of its first unit;
-//! entries of its other units, and of units in no slab, are 0. Each block has one state
-//! byte: 0 free, 1 allocated. Nothing else is kept: free lists are made anew at open.
-//! `docs/reference/format.md`, "Heap".
+//! A chunk is cut into units of 16 KiB. A slab is a run of units of one chunk, which holds blocks
+//! of one size. Its entry in the slab table is that of its first unit. Entries of its other
+//! units, and of units in no slab, are 0. Each block has one state byte: 0 free, 1 allocated.
+//! Nothing else is kept: free lists are made anew at open. See `docs/reference/format.md`,
+//! "Heap".
 
 use crate::bytes::{u32_at, u64_at};
 use crate::{FormatError, crc32c};

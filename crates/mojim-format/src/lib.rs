@@ -1,9 +1,9 @@
 //! The bytes of Mojim: records, frames, log pads, superblocks, catalogues.
 //!
-//! Owns every offset in these. (A log's control page and the notes of renames and
-//! removals are in `mojim-store`, the voters' log is in `mojim-views`.) No I/O, no
-//! clock, no threads; encoding a record allocates nothing. `docs/reference/format.md`
-//! describes the same bytes; a test parses its worked example with this code.
+//! Owns every offset in these. A log's control page and the notes of renames and removals are
+//! elsewhere, in `mojim-store`. So is the voters' log, in `mojim-views`. There is no I/O, no
+//! clock and no thread here. Encoding a record allocates nothing. `docs/reference/format.md`
+//! describes the same bytes, and a test parses its worked example with this code.
 //! All integers are little-endian.
 //!
 //! Decoding never trusts its input: every length is checked before it is used,

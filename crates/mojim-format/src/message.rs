@@ -1,7 +1,7 @@
 //! The bodies of all frames but records: small messages of a session.
 //!
-//! Each body ends with the CRC-32C of the bytes before it. Texts are bounded;
-//! nothing is allocated in proportion to a number that was merely read.
+//! Each body ends with the CRC-32C of the bytes before it. Texts are bounded.
+//! Nothing is allocated in proportion to a number that was merely read.
 //! `docs/reference/protocol.md` describes what the messages mean.
 
 use crate::bytes::{Reader, Writer, u32_at};

@@ -1,7 +1,7 @@
 //! Heads of the files that hold persistent variables, regions made at run time, and logs.
 //!
-//! Owns their bytes; `docs/reference/format.md`, "Persistent variables", "Persistent regions" and
-//! "Append-only logs". A head of zeros belongs to a file whose first state was never committed.
+//! Owns their bytes (`docs/reference/format.md`, "Persistent variables", "Persistent regions" and
+//! "Append-only logs"). A head of zeros belongs to a file whose first state was never committed.
 
 use crate::bytes::{Reader, Writer, u32_at};
 use crate::{FormatError, crc32c};

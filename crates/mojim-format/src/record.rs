@@ -1,13 +1,19 @@
 //! The record: one sync point, or one part of a split one, as bytes.
 //!
 //! The bytes are the same on the wire and in every log (`docs/reference/invariants.md`, 5).
-//! A record is valid if and only if its magic, version and end mark are right,
-//! its lengths add up, and its CRC-32C matches; nothing outside it says where
-//! it ends. `docs/reference/format.md`, "Record".
+//! A record is valid if and only if:
 //!
-//! Invariants of a valid record: `length` = header + 24 × ops + payloads +
-//! trailer; payloads follow the operations' table in the same order, without
-//! gaps; reserved fields are zero.
+//! - Its magic, version and end mark are right.
+//! - Its lengths add up.
+//! - Its CRC-32C matches.
+//!
+//! Nothing outside a record says where it ends. `docs/reference/format.md`, "Record".
+//!
+//! Invariants of a valid record:
+//!
+//! - `length` = header + 24 × ops + payloads + trailer.
+//! - Payloads follow the operations' table in the same order, without gaps.
+//! - Reserved fields are zero.
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{FORMAT_VERSION, FormatError, crc32c};

@@ -1,11 +1,10 @@
 //! Mutations of valid encodings, from a seed: no decoder panics, and what one
 //! accepts encodes to the very bytes that were read.
 //!
-//! The short form of `fuzz/`, for every test run. Half of the mutations get
-//! their checksum put right, or nothing behind it would ever be reached. The
-//! same samples are the seeds in `fuzz/seeds`; after a change of format,
-//! `MOJIM_WRITE_SEEDS=1 cargo test -p mojim-format --test fuzz_short` writes
-//! them again.
+//! The short form of `fuzz/`, for every test run. Half of the mutations get their checksum put
+//! right, or nothing behind it would ever be reached. The same samples are the seeds in
+//! `fuzz/seeds`. After a change of format,
+//! `MOJIM_WRITE_SEEDS=1 cargo test -p mojim-format --test fuzz_short` writes them again.
 
 use std::path::Path;
 

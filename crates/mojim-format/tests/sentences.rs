@@ -1,7 +1,11 @@
 //! How documents are written: the rules of CONTRIBUTING.md that a machine can see.
 //!
-//! Owns the limits of each page. README, ARCHITECTURE, CONTRIBUTING and the pages of the book
-//! that people read from top to bottom are measured; the reference is as long as it must be.
+//! Owns the limits of each page. These are measured:
+//!
+//! - README, ARCHITECTURE and CONTRIBUTING
+//! - the pages of the book that people read from top to bottom
+//!
+//! The reference is as long as it must be.
 //! `cargo test -p mojim-format --test sentences -- --nocapture` prints what each page has.
 
 use std::fs;

@@ -1,17 +1,18 @@
-//! What each thread keeps of a heap: free blocks that it can hand out without a lock.
+//! Each thread's cache of a heap: free blocks that it can hand out without a lock.
 //!
 //! Owns the caches, and how a thread finds its own. They are in memory only. On disk their
 //! blocks are free, so a crash loses none.
 //!
 //! Invariants:
 //! - Only its thread uses a cache, but for the few words that [`forget`] and [`tell_begun`] write.
-//! - While a transaction of the thread is open no call is without a lock: the thread's word of its caches
-//!   ([`Cached`]) says so. Whoever begins or ends a transaction sets it ([`mojim_undo::Log`]).
+//! - While a transaction of the thread is open no call is without a lock: the thread's word
+//!   of its caches ([`Cached`]) says so. The code that begins or ends a transaction sets it
+//!   ([`mojim_undo::Log`]).
 //! - A cache whose key is not its heap's holds nothing: the heap was closed, or rolled back. Calls
 //!   without a lock see it by the capacity and the handle, which are not the heap's any more.
-//! - `ready`: blocks that are free as of the last commit. `freed` and `away`: blocks that the thread
-//!   has freed outside a transaction, which may still be allocated as of the last commit, and
-//!   which data that is committed may still refer to.
+//! - `ready`: blocks that are free as of the last commit.
+//! - `freed` and `away`: blocks that the thread has freed outside a transaction. They may
+//!   still be allocated as of the last commit, and committed data may still refer to them.
 
 use std::cell::{Cell, RefCell};
 use std::mem::MaybeUninit;

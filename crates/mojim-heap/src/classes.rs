@@ -1,7 +1,7 @@
 //! Sizes of blocks: which class serves a request, and how large its slabs are.
 //!
-//! Classes: multiples of 16 up to 128, then four for each doubling up to 32 KiB, so that
-//! at most a fifth of a block is lost beyond 128 bytes. What is larger is a slab of its own.
+//! The classes are the multiples of 16 up to 128, then four for each doubling up to 32 KiB. So at
+//! most a fifth of a block is lost beyond 128 bytes. A larger block is a slab of its own.
 
 use mojim_format::heap::{GRAIN, UNIT};
 

@@ -3,13 +3,14 @@
 //! Owns what a program does with a heap (FAMS, Section 4.1).
 //!
 //! Invariants:
-//! - A block that a transaction gets ([`Heap::take`]) is free as of the last commit: else its
-//!   contents could be committed before the free that they rest on, and a crash would show them
+//!
+//! - A block that a transaction gets ([`Heap::take`]) is free as of the last commit. Else its
+//!   contents could be committed before the free that they rest on. A crash would then show them
 //!   in a block that the program still had.
-//! - A block that was freed outside a transaction is handed out again to calls outside
-//!   transactions only, until a sync that began after the free has succeeded.
-//! - A heap's struct is never freed: threads may still have their caches of it. Its tables are the next
-//!   heap's when it is closed.
+//! - A block that was freed outside a transaction is at first handed out again only to calls
+//!   outside transactions. That ends once a sync that began after the free has succeeded.
+//! - A heap's struct is never freed: threads may still have their caches of it. Its tables are the
+//!   next heap's when it is closed.
 
 use std::ops::Range;
 use std::path::PathBuf;

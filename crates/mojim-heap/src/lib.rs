@@ -1,14 +1,20 @@
 //! The persistent heap: blocks of a file of a volume, at a fixed address, so that
 //! pointers between them stay valid from run to run.
 //!
-//! Source: FAMS, Section 4.1; Mnemosyne, "Persistent heap". On disk lies only what cannot
-//! be computed again: slab tables and one state byte a block. So an allocation or a free
-//! changes one byte, which a transaction commits exactly; threads that commit at the same time
-//! commit their own bytes alone; and a crash leaks nothing, since blocks in the caches of
-//! threads are free on disk.
+//! Sources: FAMS, Section 4.1, and Mnemosyne, "Persistent heap". On disk lies only what
+//! cannot be computed again: slab tables and one state byte a block. So:
 //!
-//! Layers, from the ground: `classes`, `table`, `tls`, `owners`, `addresses`, `space`; `slabs`, `check`; `moved`;
-//! `cache`; `heap`.
+//! - An allocation or a free changes one byte, which a transaction commits exactly.
+//! - Threads that commit at the same time commit their own bytes alone.
+//! - A crash leaks nothing, since blocks in the caches of threads are free on disk.
+//!
+//! Layers, from the ground:
+//!
+//! 1. `classes`, `table`, `tls`, `owners`, `addresses`, `space`
+//! 2. `slabs`, `check`
+//! 3. `moved`
+//! 4. `cache`
+//! 5. `heap`
 //!
 //! `slabs` knows what is free, `owners` whose slab it is, `cache` what a thread keeps. `heap` has
 //! the calls, `heap/roots.rs` the roots, `space` what a heap needs of a volume.

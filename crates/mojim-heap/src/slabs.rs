@@ -1,10 +1,11 @@
 //! Slabs: which addresses hold blocks of which size, and which blocks can be handed out.
 //!
-//! Owns the free units of the chunks, the slabs, and of each slab the bits of those blocks
+//! Owns the slabs and the free units of the chunks. Owns of each slab the bits of those blocks
 //! that are free and in no thread's cache. All this is in memory only, and made anew at
 //! open: what is on disk is the table of chunks, the slab tables and the state bytes.
 //!
 //! Invariants:
+//!
 //! - A block whose bit is set is free as of the last commit.
 //! - A slab whose state bytes were not looked at (`scanned`) has no block in any cache.
 //! - A slab's entry is begun to be committed before any block of it is handed out, and its removal

@@ -1,11 +1,13 @@
-//! Which of its caches a thread uses ([`Cached`](mojim_undo::Cached)). Calls without a lock read theirs by two
-//! instructions.
+//! Which of its caches a thread uses ([`Cached`](mojim_undo::Cached)).
+//!
+//! Calls without a lock read their cache by two instructions.
 //!
 //! In a shared library a `thread_local!` is a call on each access, which took a third of the
 //! time of `malloc`. So the variable is declared to the assembler, and read by the
 //! initial-exec model: it lies in the part of a thread's memory that is made before the
 //! program starts. All variables of a library that is loaded later (some hundred bytes of
-//! libmojim.so) then come from what the C library keeps for such libraries, about 1,600 bytes.
+//! libmojim.so) then come from a reserve. The C library keeps it for such libraries, about 1,600
+//! bytes.
 
 /// What a thread's variable points to at first: zeros.
 #[repr(align(64))]

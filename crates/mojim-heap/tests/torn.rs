@@ -1,5 +1,7 @@
-//! A heap whose rollback fails: before anything was undone it can be tried again; half-way, the
-//! heap can only be closed, and nothing of it is handed out or committed.
+//! A heap whose rollback fails.
+//!
+//! - Before anything was undone it can be tried again.
+//! - Half-way, the heap can only be closed, and nothing of it is handed out or committed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

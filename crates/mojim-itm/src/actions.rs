@@ -1,8 +1,7 @@
-//! What happens at a commit or an abort beside stores: the program's actions, and memory from
-//! malloc and new (which is not persistent).
+//! Effects of a commit or an abort beside stores: the program's actions, and allocated memory.
 //!
-//! Memory that a block allocates is freed if it is taken back; what it frees is freed when it is
-//! committed.
+//! The memory is that from malloc and new, which is not persistent. Memory that a block allocates
+//! is freed if the block is taken back. Memory that it frees is freed when the block is committed.
 
 use std::ffi::c_void;
 

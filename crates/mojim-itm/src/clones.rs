@@ -2,7 +2,7 @@
 //!
 //! Owns the table of all that the program and its libraries have registered, ascending.
 //!
-//! Invariant: a table that was replaced stays, since another thread may look at it; they are
+//! Invariant: a table that was replaced stays, since another thread may look at it. Tables are
 //! registered when a program starts, and by dlopen.
 
 use std::ffi::c_void;

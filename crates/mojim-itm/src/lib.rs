@@ -1,17 +1,21 @@
 //! libmojim_itm.so: the runtime of the published transactional-memory ABI, for x86-64.
 //!
-//! `gcc -fgnu-tm` compiles a `__transaction_atomic` block to calls of this ABI (Intel, "Transactional
-//! Memory Compiler and Runtime Application Binary Interface", 1.1, with what libitm adds).
-//! Linked before libitm, this library serves them by the calling thread's durable transaction.
+//! `gcc -fgnu-tm` compiles a `__transaction_atomic` block to calls of this ABI. The ABI is
+//! that of Intel's "Transactional Memory Compiler and Runtime Application Binary Interface", 1.1,
+//! with what libitm adds. Linked before libitm, this library serves these calls by the calling
+//! thread's durable transaction.
 //!
-//! Owns the translation to `mojim-undo`'s log, and nothing of a transaction beyond it: the log
-//! is libmojim.so's, which commits it. It is a library of its own, since one that exports these
-//! names takes over every program with transactions that it is linked to, also where these count
-//! on libitm's concurrency control.
+//! Owns the translation to `mojim-undo`'s log, and nothing of a transaction beyond it. The log is
+//! libmojim.so's, which commits it.
+//!
+//! It is a library of its own. A library that exports these names takes over every program with
+//! transactions that it is linked to. It does so also where these count on libitm's concurrency
+//! control.
 //!
 //! Invariants:
-//! - Every store that the compiler does not call a second one (WaW) of the same block is logged
-//!   before it happens; so is a read for a write, since the write behind it is called WaW.
+//!
+//! - A store is logged before it happens, unless the compiler calls it a second one (WaW) of the
+//!   same block. A read for a write is logged too, since the write behind it is called WaW.
 //! - An abort never stores to the frames of the stack that it leaves.
 //! - No function panics or ends the process.
 

@@ -1,4 +1,4 @@
-//! Loads, stores and notes of the types that Rust can pass as C does; `wide.rs` has the others.
+//! Loads, stores and notes of the types that Rust can pass as C does. `wide.rs` has the others.
 //!
 //! R, RaR, RaW: a load. RfW: a load of what is stored to later: noted. W, WaR: a store: noted.
 //! WaW: a store to what the same block has noted. L: noted, for a store that is not told.

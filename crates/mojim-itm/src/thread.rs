@@ -1,8 +1,8 @@
 //! The calling thread's log, in a variable of the thread's own.
 //!
-//! Owns that variable. It has the initial-exec model, which costs one load where Rust's own
-//! `thread_local!` in a shared library costs a call; so the library must be loaded with the program
-//! and not by dlopen, unless the C library has room for it.
+//! Owns that variable. It has the initial-exec model. That costs one load where Rust's own
+//! `thread_local!` in a shared library costs a call. So the library must be loaded with the
+//! program and not by dlopen, unless the C library has room for it.
 
 use std::arch::{asm, global_asm};
 use std::time::Duration;

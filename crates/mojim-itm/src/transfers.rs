@@ -1,7 +1,10 @@
 //! memcpy, memmove and memset in a block, and notes of any number of bytes.
 //!
-//! A name says how source and destination are reached: Rn, Wn not by the transaction; Rt, Wt by
-//! it; aR, aW after a load or a store of the same bytes.
+//! A name says how source and destination are reached:
+//!
+//! - Rn, Wn: not by the transaction
+//! - Rt, Wt: by the transaction
+//! - aR, aW: after a load or a store of the same bytes
 
 use std::ffi::{c_int, c_void};
 

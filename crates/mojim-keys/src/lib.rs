@@ -1,8 +1,10 @@
-//! The authority of a cluster, and the certificates that it gives to its
-//! nodes and clients.
+//! The authority of a cluster, and the certificates that it gives to its nodes and clients.
 //!
-//! Owns the contents of certificates; the caller writes them to files, and `mojim-linux`
-//! decides which to believe. Invariants:
+//! Owns the contents of certificates. The caller writes them to files, and `mojim-linux` decides
+//! which to believe.
+//!
+//! Invariants:
+//!
 //! - A certificate carries exactly one name, that of `mojim_format::certificate`.
 //! - A client's certificate is valid neither as a server's nor as a node's.
 //! - An authority signs for one cluster only, and no further authorities.

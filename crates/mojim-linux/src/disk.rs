@@ -3,9 +3,9 @@
 //! Owns the descriptors of open files.
 //!
 //! Invariants:
-//! - A file opened `durable` has `O_DSYNC`, and `O_DIRECT` where the file
-//!   system has it; where it has not (some tmpfs), alignment is not needed
-//!   and durability is `O_DSYNC`'s.
+//!
+//! - A file opened `durable` has `O_DSYNC`, and `O_DIRECT` where the file system has it. Where it
+//!   has not (some tmpfs), alignment is not needed and durability is `O_DSYNC`'s.
 //! - Nothing here uses a descriptor's file position for reading or writing.
 //! - A file opened `plain` is a regular one, and lies at the path itself.
 

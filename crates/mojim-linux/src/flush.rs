@@ -1,9 +1,10 @@
 //! Flushing stores to persistent memory.
 //!
-//! Owns the choice of instruction, made once per process from what the
-//! processor says. Invariant: when [`flush_range`] returns, every store to the
-//! range that this thread made before the call is in the persistence domain of
-//! a mapping made with `MAP_SYNC`. Of other memory nothing is promised.
+//! Owns the choice of instruction, made once per process from what the processor says.
+//!
+//! Invariant: when [`flush_range`] returns, every store to the range that this thread made
+//! before the call is flushed. That is: the store is in the persistence domain of a mapping made
+//! with `MAP_SYNC`. Of other memory nothing is promised.
 
 /// Makes the stores to `len` bytes at `ptr` durable: writes back every cache
 /// line that they touch, then fences. Where there is no such instruction for

@@ -1,7 +1,8 @@
 //! The engine's environment over Linux.
 //!
-//! What `mojim-store` and `mojim-replica` open, they open here. Memory without a name, and the line
-//! between a node's processes, are opened where they are used. `tls/` and `door.rs` prove names.
+//! `mojim-store` and `mojim-replica` open here whatever they open. Memory without a name, and the
+//! line between a node's processes, are opened where they are used. `tls/` and `door.rs` prove
+//! names.
 
 mod disk;
 mod door;

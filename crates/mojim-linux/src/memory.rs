@@ -1,5 +1,6 @@
-//! Memory that processes share: by name, without a name, persistent; waiting
-//! on a word of it; and surviving a peer that cuts it off.
+//! Memory that processes share: by name, without a name, or persistent.
+//!
+//! Processes wait on a word of it, and survive a peer that cuts it off.
 //!
 //! Owns the mappings ([`Mapping`], the owner in every [`Memory`] made here)
 //! and the process's SIGBUS handler, if it was asked for.
@@ -7,9 +8,11 @@
 //! Invariants:
 //! - Memory made here has all its space reserved before it is mapped, except
 //!   for anonymous memory, whose pages come when they are first touched.
-//! - A file that is not ours, or is reached through a symbolic link, or lies where others
-//!   can put another in its place, is never mapped by name: another user could change its
-//!   size or its bytes.
+//! - A file is never mapped by name in these cases, since another user could change its size or its
+//!   bytes:
+//!   - It is not ours.
+//!   - It is reached through a symbolic link.
+//!   - It lies where others can put another in its place.
 //! - A file of the wrong length is replaced, never cut: a process that still maps the old
 //!   one keeps it.
 //! - Every mapping received from a peer is in [`GUARDED`] while it lives.

@@ -1,8 +1,8 @@
 //! Byte streams over TCP and Unix sockets, and passing memory over the latter.
 //!
 //! Owns the sockets. Invariants:
-//! - Every socket is non-blocking; only `wait`, `accept`, `send_memory` and
-//!   `recv_memory` block, all with a bound.
+//! - Every socket is non-blocking. Only `wait`, `accept`, `send_memory` and `recv_memory`
+//!   block, all with a bound.
 //! - `send` and `recv` do not allocate.
 //! - A Unix socket is used only with processes of this user or root. Memory is passed
 //!   with one byte of the stream, [`MEMORY_BYTE`]: the protocol above says where it

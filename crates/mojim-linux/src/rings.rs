@@ -1,8 +1,8 @@
 //! Rings that stay in memory after their volumes are gone.
 //!
 //! Owns the note beside a node's rings, which names the node's directory. A ring outlives
-//! programs and daemons, and only its volume's copy refers to it; once that copy was
-//! removed, nothing else would remove the ring.
+//! programs and daemons, and only its volume's copy refers to it. Once that copy was removed,
+//! nothing else would remove the ring.
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

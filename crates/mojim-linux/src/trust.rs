@@ -1,12 +1,15 @@
-//! Directories that nobody else can change. A file in a directory that others could have
-//! made, or can rename in, may be theirs, or an old one of ours that they kept.
+//! Directories that nobody else can change.
+//!
+//! If others could have made a directory, or can rename in it, a file in it may be theirs. It may
+//! also be an old one of ours that they kept.
 //!
 //! Owns the walk to a directory, component by component, by descriptors, so that the
 //! directory that was checked is the one that is used.
 //!
 //! Invariants:
-//! - An entry of a directory to which everybody may write (which must be sticky, as /tmp
-//!   and /dev/shm are) belongs to this process's user or to root.
+//!
+//! - An entry of a directory to which everybody may write belongs to this process's user or to
+//!   root. Such a directory must be sticky, as /tmp and /dev/shm are.
 //! - So does the directory at the end, and nobody else may write to it. The exception is
 //!   a sticky directory of root's, of which the entry that is used is checked, too.
 //! - Nobody else may change the configuration's file, nor the way to it.

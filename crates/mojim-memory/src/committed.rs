@@ -1,29 +1,31 @@
-//! What is committed of a region, page by page, for sync points that send only what
-//! was changed.
+//! The committed bytes of a region, page by page, for sync points that send only what was changed.
 //!
 //! The committed bytes are the data file's, with those of the records that are not
-//! applied to it yet. Owns images of the pages for which all such records are
-//! known, and for every page the last LSN of a sync point that wrote to it and left
-//! no image. A written page is compared with its image, or with the file if no
-//! record is outstanding; if neither is possible, all of it counts as changed.
+//! applied to it yet. The module owns:
+//!
+//! - images of the pages for which all such records are known
+//! - for every page, the last LSN of a sync point that wrote to it and left no image
+//!
+//! A written page is compared with its image, or with the file if no record is
+//! outstanding. If neither is possible, all of it counts as changed.
 //!
 //! Invariants:
-//! - An image has every byte that is committed, or is being committed, up to the
-//!   last LSN noted for its page when the image was made. A later note ends it.
+//! - An image has every byte that is committed, or is being committed. This holds up to
+//!   the last LSN noted for its page when the image was made. A later note ends it.
 //! - A page is compared with the file only if every record that wrote to it is
-//!   applied: those noted, and those appended before noting began. A sync point
-//!   that sends its bytes without a comparison is announced before it reads the
-//!   page (`notes`), so that no comparison misses it between its reading and its
-//!   note.
-//! - One thread at a time compares and appends (`Images`, a lock for each region):
-//!   a sync point that finds nothing changed waits for what others have collected.
+//!   applied: those noted, and those appended before noting began. A sync point may send
+//!   its bytes without a comparison. It is announced before it reads the page (`notes`).
+//!   So no comparison misses it between its reading and its note.
+//! - One thread at a time compares and appends (`Images`, a lock for each region).
+//!   A sync point that finds nothing changed waits for what others have collected.
 //! - Of two records that overlap, the one with the higher LSN has everything that was
 //!   stored before either call began. A sync point that compares takes its bytes
-//!   before it has an LSN, so others of the region take no LSN until it has one
-//!   (`ImagesGuard`, `turn`), except one that was announced before `take`: the comparison
-//!   sees what was stored before that, and counts its pages as changed. What is stored
-//!   during both calls may be in the lower record alone, and is still marked written.
-//! - Images are bounded, for the whole process; beyond the bound pages are
+//!   before it has an LSN. So others of the region take no LSN until it has one
+//!   (`ImagesGuard`, `turn`). The exception is one that was announced before `take`: the
+//!   comparison sees what was stored before that, and counts its pages as changed. The
+//!   lower record alone may have what is stored during both calls. That is still marked
+//!   written.
+//! - Images are bounded, for the whole process. Beyond the bound pages are
 //!   compared, and no image is kept.
 
 use std::collections::HashMap;

@@ -1,10 +1,9 @@
 //! Which bytes of memory differ from a copy of them, so that the cost of a sync
 //! point follows what was changed.
 //!
-//! Owns the comparison, in words of 8 bytes, by the widest registers that the
-//! processor has. What differs is copied in the same pass, so that the copy is
-//! what a record is made of, whatever other threads store meanwhile. Such memory is
-//! read as `racing.rs` of `mojim-env` says.
+//! Owns the comparison, in words of 8 bytes, by the widest registers that the processor has. All
+//! that differs is copied in the same pass. So the copy is what a record is made of, whatever other
+//! threads store meanwhile. Such memory is read as `racing.rs` of `mojim-env` says.
 
 use mojim_env::racing;
 

@@ -1,10 +1,11 @@
 //! Many pages of a file, read in one system call.
 //!
-//! Owns a mapping of the file that no thread accesses itself: the kernel copies
-//! from it (`process_vm_readv`, of this process), so that a file that was cut, or a
-//! medium that fails, is an error and not SIGBUS. Pages that the call does not give
-//! are read one by one, and so are all pages if the system does not have or allow
-//! the call or the mapping.
+//! Owns a mapping of the file that no thread accesses itself. The kernel copies from it
+//! (`process_vm_readv`, of this process). So a file that was cut, or a medium that fails, is an
+//! error and not SIGBUS.
+//!
+//! Pages that the call does not give are read one by one. So are all pages if the system does not
+//! have or allow the call or the mapping.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;

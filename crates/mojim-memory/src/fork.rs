@@ -3,8 +3,9 @@
 //!
 //! Owns the mark by which a child knows that it was forked, and the count of attachments.
 //!
-//! Invariant: a child is marked if anything was attached at the fork, or about to be, and only then;
-//! and so are its own children. What was detached before leaves nothing that could be committed.
+//! Invariant: a child is marked if anything was attached at the fork, or about to be, and only
+//! then. So are its own children. Anything that was detached before leaves nothing that could be
+//! committed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 

@@ -1,5 +1,7 @@
-//! What was noted of each page of a region: the last LSN of a sync point that wrote
-//! to it and left no image, and whether such a sync point is being made.
+//! Notes on each page of a region.
+//!
+//! A note has the last LSN of a sync point that wrote to the page and left no image. It also says
+//! whether such a sync point is being made.
 //!
 //! Owns an array that takes memory only for pages that were noted.
 

@@ -1,15 +1,16 @@
 //! The shared working copy: memory that all mappings of a file show.
 //!
 //! Owns the memory (a memfd) of one file of a volume, the engine's own mapping
-//! of it, and which windows show parts of it: mappings that a program asked for,
-//! each with dirty tracking of its own. Stores through any window are seen by
-//! all, as POSIX promises of MAP_SHARED; a sync point finds them all.
+//! of it, and which windows show parts of it. A window is a mapping that a program asked for,
+//! with dirty tracking of its own. Stores through any window are seen by
+//! all, as POSIX promises of MAP_SHARED. A sync point finds them all.
 //!
 //! Invariants:
+//!
 //! - The memory has every byte of the file, from the moment it is made. It never
 //!   becomes shorter (sealed), so that reading it cannot give SIGBUS.
-//! - A page that was stored to since it was last collected is known to the
-//!   tracker of the window it was stored through, or is marked.
+//! - A page that was stored to since it was last collected is marked, or known to a tracker: that
+//!   of the window it was stored through.
 //! - A window that goes leaves what its tracker knew as marks.
 
 use std::ops::Range;

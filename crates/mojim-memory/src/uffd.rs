@@ -1,8 +1,9 @@
 //! userfaultfd: the kernel's structures and numbers, and its calls.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/userfaultfd.rst` and
-//! `linux/userfaultfd.h`; the installed headers may be older than the kernel. Owns
-//! what both `track` (which pages were written) and `reader` of `mojim` (which
+//! `linux/userfaultfd.h`. The installed headers may be older than the kernel.
+//!
+//! Owns what both `track` (which pages were written) and `reader` of `mojim` (which
 //! pages are shown) need.
 
 use std::io;

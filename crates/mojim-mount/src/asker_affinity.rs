@@ -1,13 +1,13 @@
 //! Keeping the threads that answer the kernel on the processor of the program that asks.
 //!
-//! Owns who asked lately, and where it runs. A program sleeps while its request is answered, so
-//! its processor is free; a thread on another one has to be woken there, and wakes the program
-//! from there (measured: 25 to 60 µs for both on a virtual machine, where the answer takes 10).
-//! Only one program that asks alone is followed: with two, a thread on the processor of the one
-//! would keep the other waiting. One that does not sleep meanwhile is not followed either.
+//! Owns who asked lately, and where it runs. A program sleeps while its request is answered, so its
+//! processor is free. A thread on another one has to be woken there, and wakes the program from
+//! there. Both together were measured at 25 to 60 µs on a virtual machine, where the answer takes
+//! 10. Only one program that asks alone is followed. With two, a thread on the processor of the one
+//! would keep the other waiting. A program that does not sleep meanwhile is not followed either.
 //!
-//! Invariant: a thread that is kept to one processor goes back to all that it may use with the
-//! first request that it answers to anybody else.
+//! Invariant: a thread that is kept to one processor gets back all that it may use when it first
+//! answers a request of anybody else.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};

@@ -1,10 +1,11 @@
 //! How long a call may wait in the thread that makes it.
 //!
-//! Owns that, for each thread. Threads that serve the kernel wait for nothing; where there are several, some
-//! of them wait for the disk. The thread that makes calls
-//! anew waits for a moment: until a disk has room, or a data file is open. All other threads wait.
+//! Owns that, for each thread. Threads that serve the kernel wait for nothing, but where there are
+//! several, some of them wait for the disk. The thread that makes calls anew waits for a moment:
+//! until a disk has room, or a data file is open. All other threads wait.
 //!
-//! A thread that alone serves whoever asks on a processor waits for a sync point as long as nobody else asks.
+//! A thread that alone serves whoever asks on a processor waits for a sync point as long as nobody
+//! else asks.
 
 use std::cell::{Cell, RefCell};
 

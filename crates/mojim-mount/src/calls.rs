@@ -1,10 +1,10 @@
 //! The kernel's requests, decoded.
 //!
-//! Owns the numbers and the bytes of requests, and that each that awaits an answer has a [`Reply`]: what
-//! cannot be decoded, and what nobody knows, is answered here.
+//! Owns the numbers and the bytes of requests. Owns also that each request that awaits an answer
+//! has a [`Reply`]. A request that cannot be decoded, or that nobody knows, is answered here.
 //!
-//! Invariant: no bytes of a request are looked at that are not there. Who sends requests is the kernel, or
-//! whoever has the descriptor.
+//! Invariant: no bytes of a request are looked at that are not there. Requests come from the
+//! kernel, or from whoever has the descriptor.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

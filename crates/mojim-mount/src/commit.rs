@@ -1,15 +1,16 @@
 //! Sync points of a mounted directory.
 //!
-//! Owns what each of them has, and how it is begun: all changes of names so far and the bytes of
-//! the files it is of; with `--atomic volume` those of all files (FAMS 4.2: a program's changes
-//! become durable together or not at all).
+//! Owns what each of them has, and how it is begun. A sync point has all changes of names so far
+//! and the bytes of the files it is of. With `--atomic volume` it has the bytes of all files. So a
+//! program's changes become durable together or not at all (FAMS 4.2).
 //!
 //! Invariants:
-//! - A sync point has all changes of names so far, and of the files that it is of what is not
+//!
+//! - A sync point has all changes of names so far. Of the files that it is of, it has what is not
 //!   begun yet: bytes, size and time of modification together.
 //! - Files are marked dirty, and no longer, under the locks of their bytes.
-//! - Nobody holds a lock of the mount while it waits for room in the log. What is so large that
-//!   it goes through a spill file is the exception; early commits keep that rare.
+//! - Nobody holds a lock of the mount while it waits for room in the log. The exception is a sync
+//!   point so large that it goes through a spill file. Early commits keep that rare.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};

@@ -1,6 +1,8 @@
-//! The connection to the kernel, /dev/fuse: requests are read from it, answers and notices written to it.
+//! The connection to the kernel, /dev/fuse.
 //!
-//! Owns its descriptor. Several threads read from it; each read gets one request.
+//! Requests are read from it, answers and notices are written to it.
+//!
+//! Owns its descriptor. Several threads read from it, and each read gets one request.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;

@@ -1,7 +1,7 @@
-//! What a mount allows: the options of mount(8) that FUSE has.
+//! The options of mount(8) that FUSE has: what a mount allows.
 //!
-//! Invariant: a file of the volume gives nobody rights, and is no device, unless that was asked for by
-//! name. A writer to the volume, on any node, chooses modes and owners.
+//! Invariant: a file of the volume gives nobody rights, and is no device, unless that was asked for
+//! by name. A writer to the volume, on any node, chooses modes and owners.
 
 use rustix::mount::MountFlags;
 

@@ -1,15 +1,16 @@
-//! What a mounted directory does, apart from FUSE: calls on numbers of nodes.
+//! The work of a mounted directory, apart from FUSE: calls on numbers of nodes.
 //!
-//! Owns the mount's memory: the tree, and for each file what is not in its data file yet; and
-//! when so much waits that it is committed early. `commit` owns how, `room` what the disks have room
-//! for, `lost` what could not be taken.
+//! Owns the mount's memory: the tree, and for each file what is not in its data file yet. Owns
+//! also when so much waits that it is committed early. `commit` owns how, `room` what the disks
+//! have room for, `lost` what could not be taken.
 //!
 //! Invariants:
+//!
 //! - Nothing is committed before a sync point, the interval, or the bound on memory asks for it,
 //!   and then only whole: of a file its size, its bytes and its time of modification together.
 //! - A call that changes something fails once nothing can be committed any more.
-//! - Nobody waits for whoever applies records while it holds a lock of the mount.
-//! - Lock order: `state`; the bytes of files, by ascending number.
+//! - No thread that holds a lock of the mount waits for a thread that applies records.
+//! - Lock order: `state`, then the bytes of files, by ascending number.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};

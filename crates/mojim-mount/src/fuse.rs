@@ -2,8 +2,8 @@
 //!
 //! Owns what is told to the kernel: it may keep names, attributes and bytes for as long as it
 //! likes, since nothing changes them but through it. Files are cached and written through: a
-//! write comes here before it returns; what a program stores to a mapping comes when the program
-//! syncs, or when the kernel writes it back, and is not committed before a sync point then.
+//! write comes here before it returns. A store to a mapping comes when the program syncs, or
+//! when the kernel writes it back. It is not committed before a sync point then.
 //!
 //! Invariant: every request is answered, once.
 

@@ -1,9 +1,13 @@
 //! Whether a thread is being killed.
 //!
-//! Owns what the system says of that. Whatever ends a process at once (SIGKILL, another signal whose
-//! action is to end it and that is not a reason to dump its memory, a call of `exit` or `execve` in
-//! another thread) makes SIGKILL pending for each of its threads: the kernel asks nothing else itself
-//! where a wait ends only for who is being killed.
+//! Owns what the system says of that. SIGKILL becomes pending for each thread of a process that
+//! is ended at once. Such an end comes by:
+//!
+//! - SIGKILL
+//! - another signal whose action is to end it and that is not a reason to dump its memory
+//! - a call of `exit` or `execve` in another thread
+//!
+//! The kernel asks nothing else itself where a wait ends only for a thread that is being killed.
 //!
 //! Invariant: a thread counts as killed only if it never comes back to its program.
 

@@ -1,24 +1,38 @@
-//! Calls that are answered later: none of the threads that serve the kernel waits for the mirror, for room,
-//! or for whoever applies records, longer than a moment.
+//! Calls that are answered later, so that no thread that serves the kernel waits longer than a
+//! moment.
 //!
-//! The mirror may be away for seconds or minutes. There are few threads that serve, so as many calls that
-//! wait would keep all others from being served, also those that only read.
+//! Such a thread waits longer for none of these:
 //!
-//! Owns the calls that wait, and three threads. One waits for sync points that were begun. One makes
-//! calls anew that found no room. One looks for calls whose program is being killed: the kernel lets such
-//! a program end only when its call is answered. (`readers` has the calls that wait for this node's disk.)
+//! - the mirror
+//! - room
+//! - whoever applies records
+//!
+//! The mirror may be away for seconds or minutes. There are few threads that serve. As many calls
+//! that wait would keep all others from being served, also those that only read.
+//!
+//! Owns the calls that wait, and three threads:
+//!
+//! - One waits for sync points that were begun.
+//! - One makes calls anew that found no room.
+//! - One looks for calls whose program is being killed: the kernel lets such a program end only
+//!   when its call is answered.
+//!
+//! (`readers` has the calls that wait for this node's disk.)
 //!
 //! Invariants:
+//!
 //! - A sync point that is committed at once is waited for by the thread that serves it: no other
-//!   thread has to be woken. At most [`WAITING`] threads wait so, for [`SOON`] each; one that serves a
-//!   processor alone, as long as nobody else asks it.
+//!   thread has to be woken. At most [`WAITING`] threads wait so, for [`SOON`] each. A thread that
+//!   serves a processor alone waits so only as long as nobody else asks it.
 //! - A call that is made anew had changed nothing.
-//! - A call fails for want of progress only if nothing has moved for as long as it has waited here, and
-//!   for at least as long as a caller of the volume waits; and after twice that time at the latest.
-//! - A call fails with EINTR only if its thread is being killed: a program takes any error of fsync for
-//!   a lost write, and may get signals at any time. Its sync point goes on.
-//! - What waits here is bounded: a program's thread has one call; bytes of writes by [`MOST_KEPT`], and
-//!   those that the kernel writes back by what it has under way at a time.
+//! - A call fails for want of progress only if nothing has moved for as long as it has waited here.
+//!   It must also have waited at least as long as a caller of the volume waits. It fails after
+//!   twice that time at the latest.
+//! - A call fails with EINTR only if its thread is being killed. A program takes any error of fsync
+//!   for a lost write, and may get signals at any time. The call's sync point goes on.
+//! - The calls that wait here are bounded: a program's thread has one call. Bytes of writes are
+//!   bounded by [`MOST_KEPT`]. Those that the kernel writes back are bounded by the writes that it
+//!   has under way at a time.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

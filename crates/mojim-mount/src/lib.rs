@@ -1,27 +1,46 @@
-//! A volume as a mounted directory, over FUSE: any program, in any language, linked in any way,
-//! keeps its files there and has them committed atomically and copied (Mojim, Section 5).
+//! A volume as a mounted directory, over FUSE.
 //!
-//! Owns the mount's session with the kernel and the thread that commits what no program
-//! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
+//! Any program, in any language, linked in any way, keeps its files there. It has them committed
+//! atomically and copied (Mojim, Section 5).
+//!
+//! Owns the mount's session with the kernel, and the thread that commits what no program commits.
+//! [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `read`; `fuse`, `commit`; `later`, `readers`; `beside`, `directory`,
-//! `taking`; `fs`, `session`; `tree`, `rings`; `names`, `device`, `mounting`, `room`; `calls`; `reply`; `at_once`,
-//! `cells`, `flags`, `init`, `killed`, `lost`, `overlay`, `switch`. `session` and what it imports is the way
-//! to the kernel: `device` over /dev/fuse, `rings` over io_uring.
+//! The files import downwards only:
+//!
+//! - `read`
+//! - `fuse`, `commit`
+//! - `later`, `readers`
+//! - `beside`, `directory`, `taking`
+//! - `fs`, `session`
+//! - `tree`, `rings`
+//! - `names`, `device`, `mounting`, `room`
+//! - `calls`
+//! - `reply`
+//! - `at_once`, `cells`, `flags`, `init`, `killed`, `lost`, `overlay`, `switch`
+//!
+//! `session` and the files it imports are the way to the kernel: `device` over /dev/fuse, `rings`
+//! over io_uring.
 //!
 //! Invariants:
+//!
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
-//! - An fsync that returned 0 is committed as the volume's mode says; so is all that was begun
+//! - An fsync that returned 0 is committed as the volume's mode says. So is all that was begun
 //!   before it.
 //!
 //! The process of the mount is the volume's primary, and has no working copy. A sync point begins
 //! in a thread of FUSE when a program syncs, and in a thread of its own every `--commit-interval`.
-//! `calls` decodes the kernel's requests, `fuse` makes them calls of `fs`. Its trait `Calls` has a
-//! method for each kind: `fuse` implements it for a mount, `read` for a mount that only shows.
-//! `commit` has the sync points, `tree` the names, `names` the order in which one sync point
-//! changes them. `overlay` has a file's bytes that are not applied, `cells` the file of names,
-//! `lost` what could not be taken, `room` the disk's room.
+//!
+//! - `calls` decodes the kernel's requests.
+//! - `fuse` makes them calls of `fs`. The trait `Calls` has a method for each kind: `fuse`
+//!   implements it for a mount, `read` for a mount that only shows.
+//! - `commit` has the sync points.
+//! - `tree` has the names, and `names` the order in which one sync point changes them.
+//! - `overlay` has a file's bytes that are not applied.
+//! - `cells` has the file of names.
+//! - `lost` has what could not be taken.
+//! - `room` has the disk's room.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

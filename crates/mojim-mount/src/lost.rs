@@ -1,15 +1,17 @@
-//! What programs stored into mappings and the mount could not take.
+//! Stores of programs into mappings that the mount could not take.
 //!
-//! When the kernel writes such pages back and gets an error, it takes them for clean all the same:
-//! it reports the error once, and has nothing to write at the next sync. So a program that calls
-//! `msync` a second time would be told that all is well (known as "fsyncgate" since PostgreSQL found
-//! it in 2018).
+//! When the kernel writes such pages back and gets an error, it takes them for clean all the same.
+//! It reports the error once, and has nothing to write at the next sync. So a program that calls
+//! `msync` a second time would be told that all is well. This is known as "fsyncgate" since
+//! PostgreSQL found it in 2018.
 //!
 //! Owns the files of which something is lost.
 //!
 //! Invariants:
-//! - From the moment the kernel is told of the error, no sync point of such a file succeeds until nobody
-//!   has the file open: who opens it then reads what is committed, and goes on from there.
+//!
+//! - From the moment the kernel is told of the error, no sync point of such a file succeeds until
+//!   nobody has the file open. A program that opens it then reads what is committed, and goes on
+//!   from there.
 //! - That something was lost of a file with a name is known until the mount ends, which says it.
 
 use mojim_env::locks::lock;

@@ -1,9 +1,9 @@
 //! The file of names: everything that a mounted directory shows beyond the bytes of its files,
 //! in cells.
 //!
-//! Owns the bytes of a cell, and where cells lie. The file is one of the volume's, so what is
-//! written to it is committed in the same sync points, and copied to the same nodes, as the
-//! files' own bytes. `docs/reference/format.md`, "The file of names", has it byte by byte.
+//! Owns the bytes of a cell, and where cells lie. The file is one of the volume's. So it is
+//! committed in the same sync points as the files' own bytes, and copied to the same nodes.
+//! `docs/reference/format.md`, "The file of names", has it byte by byte.
 //!
 //! Invariants:
 //! - Cells follow each other without gaps from offset 0 up to a length of 0, or the file's end.

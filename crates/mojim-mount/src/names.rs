@@ -1,13 +1,14 @@
 //! How files' names in the volume change with one sync point.
 //!
 //! Owns the order of these changes. A record is applied again after a crash, from its first
-//! change, to a volume that has some of them already: then a change must not take a name from
-//! a file that has it by a later one.
+//! change, to a volume that has some of them already. Then a change must not take a name from a
+//! file that has it by a later one.
 //!
 //! Invariants:
+//!
 //! - Removals come first, then renames, then creations.
-//! - A file is renamed once; or twice, if the name that it had is on the way of another: then
-//!   all such go to names of their own first.
+//! - A file is renamed once. It is renamed twice if the name that it had is on the way of
+//!   another: then all such go to names of their own first.
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};

@@ -1,5 +1,6 @@
-//! What a file has beyond its data file: bytes and a size that are not committed yet, or are
-//! committed and not applied yet.
+//! The state of a file beyond its data file.
+//!
+//! It is bytes and a size that are not committed yet, or are committed and not applied yet.
 //!
 //! Owns how writes, cuts and reads of one file meet. A data file is read as it is, at any
 //! moment between what was last seen as applied and what was begun.
@@ -8,7 +9,7 @@
 //! - Extents do not overlap, and end at or before the file's size.
 //! - `dirty` names exactly the extents that are not begun.
 //! - `blocks` names each block for which room was taken, until its bytes are begun or cut.
-//! - What extents keep is bounded by their bytes, however often they were cut.
+//! - The memory that extents keep is bounded by their bytes, however often they were cut.
 //! - Bytes that were begun stay here until their sync point is applied: until then the data
 //!   file may have them or not.
 //! - Bytes of the data file from a cut on do not count until that cut is applied. Each cut

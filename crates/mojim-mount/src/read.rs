@@ -5,7 +5,7 @@
 //! from the node, question by question.
 //!
 //! Invariants:
-//! - What a call shows is as of one LSN: names and attributes of one view, the bytes of one
+//! - A call shows the volume as of one LSN: names and attributes of one view, the bytes of one
 //!   answer. The kernel keeps nothing of it.
 //! - A descriptor of a file has its number in the volume.
 //! - Nothing changes the volume. While the node does not answer, calls fail.

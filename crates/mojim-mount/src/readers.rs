@@ -1,12 +1,13 @@
-//! Threads that wait for the disk, or until a data file is open, in place of those that serve: of these one
-//! alone serves a processor (`rings`), or there are few.
+//! Threads that wait for the disk, or until a data file is open, in place of those that serve: of
+//! these one alone serves a processor (`rings`), or there are few.
 //!
-//! Owns the calls that wait for such a thread, and the threads. The first is there from the start, the
-//! others come with the calls that need them, and stay.
+//! Owns the calls that wait for such a thread, and the threads. The first is there from the start.
+//! The others come with the calls that need them, and stay.
 //!
 //! Invariants:
-//! - Whoever takes a call has another thread wait for the next one, unless there are as many as may be, or
-//!   the system has none: so a call waits for others only behind as many of them as there are threads.
+//! - A thread that takes a call has another thread wait for the next one. It does not if there are
+//!   as many as may be, or the system has none. So a call waits for others only behind as many of
+//!   them as there are threads.
 //! - Of the threads that serve `/dev/fuse`, [`SERVING`] at most wait for the disk themselves.
 //! - Each call is made. When the mount has ended, whoever brings one makes it.
 

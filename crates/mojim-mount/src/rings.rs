@@ -1,23 +1,30 @@
 //! FUSE over io_uring: a queue of requests for each processor, and a thread on it that serves them.
 //!
-//! A request comes to the queue of the processor of who asks, so nobody has to be woken on another one. Its
-//! answer takes the place of the call that asks for the next one: one system call a request.
+//! A request comes to the queue of the processor of its asker, so nobody has to be woken on another
+//! one. Its answer takes the place of the call that asks for the next one: one system call a
+//! request.
 //!
-//! Owns the rings, and the memory through which requests and answers go, in entries of one request each.
+//! Owns the rings, and the memory through which requests and answers go, in entries of one request
+//! each.
 //!
 //! Invariants:
-//! - An entry is the kernel's or ours: ours from the moment that its request came until its answer is
-//!   handed in. Only the thread of its queue looks at it, and hands in answers: the kernel gives the next
-//!   request in the thread that handed in the last answer, and a thread that has ended gets none.
+//!
+//! - An entry is the kernel's or ours: ours from the moment that its request came until its answer
+//!   is handed in. Only the thread of its queue looks at it, and hands in answers. The kernel gives
+//!   the next request in the thread that handed in the last answer. A thread that has ended gets
+//!   none.
 //! - Calls that are answered later keep their entries. A queue that has few left gets more, up to
-//!   [`TIMES`] as many as at first: so others can always be served. Requests that have come to a queue
-//!   without a free entry are taken with the next answer of that queue, not by an entry that is added: so
-//!   where its thread came too late, it asks for requests itself, and answers them ([`Drain`]). One that may have no more has its further requests wait in the
-//!   kernel, all of them, until a call is answered. No call fails for want of an entry.
-//! - Either all first entries of all queues are the kernel's before the first call is served, or there are no
-//!   rings: from the answer to FUSE_INIT on the kernel has every call wait until each queue has entries.
-//! - A thread that serves a queue ends with the connection. Another end of it is that of the process, which
-//!   ends the connection: the calls of its processor would wait for ever, and could not be killed.
+//!   [`TIMES`] as many as at first, so others can always be served. A queue without a free entry
+//!   may have further requests. They are taken with the next answer of that queue, not by an entry
+//!   that is added. So where its thread came too late, it asks for requests itself, and answers
+//!   them ([`Drain`]). A queue that may have no more entries has all its further requests wait in
+//!   the kernel, until a call is answered. No call fails for want of an entry.
+//! - Either all first entries of all queues are the kernel's before the first call is served, or
+//!   there are no rings. From the answer to FUSE_INIT on the kernel has every call wait until each
+//!   queue has entries.
+//! - A thread that serves a queue ends with the connection. If it ends otherwise, the process ends,
+//!   which ends the connection. The calls of its processor would else wait for ever, and could not
+//!   be killed.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,16 +1,19 @@
 //! Whether the disks of both nodes have room for what programs write and make.
 //!
 //! A sync point that finds no room when it is applied stops its node, long after the call that
-//! asked for too much: so that call has to fail, as it does on a disk's file system.
+//! asked for too much. So that call has to fail, as it does on a disk's file system.
 //!
-//! Owns the account of what programs were given and the disks do not show yet: what is not begun
-//! (bytes of files, and names), and what is begun and not applied, on each node for itself. It
-//! counts what a file system takes: blocks, files, directories, and the catalogue, which is
+//! Owns the account of what programs were given and the disks do not show yet, on each node for
+//! itself. The account has two parts:
+//!
+//! - what is not begun (bytes of files, and names),
+//! - what is begun and not applied.
+//!
+//! It counts what a file system takes: blocks, files, directories, and the catalogue, which is
 //! written whole beside the old one.
 //!
-//! Invariants:
-//! - What was taken counts until the disk shows it: a look at a disk leaves out what the account
-//!   has behind the LSN that is applied there.
+//! Invariant: room that was taken counts until the disk shows it. A look at a disk leaves out what
+//! the account has behind the LSN that is applied there.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

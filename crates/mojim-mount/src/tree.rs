@@ -1,13 +1,16 @@
 //! The tree: which names a mounted directory has, and the attributes of what they name.
 //!
-//! Owns the nodes in memory, the file of names as it should be (`cells`), and which files' names
-//! in the volume have changed since the last sync point (`names`).
+//! Owns:
+//!
+//! - the nodes in memory
+//! - the file of names as it should be (`cells`)
+//! - which files' names in the volume have changed since the last sync point (`names`)
 //!
 //! Invariants:
+//!
 //! - A file's first name is its name in the volume's catalogue, once what was begun is applied.
-//! - A node goes when it has no name, is not open, and the kernel has forgotten it. A file
-//!   without a name lies below [`REMOVED`] until then; those that a crash left there go at the
-//!   next mount.
+//! - A node goes when it has no name, is not open, and the kernel has forgotten it. A file without
+//!   a name lies below [`REMOVED`] until then. Those that a crash left there go at the next mount.
 //! - A change is made here completely, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

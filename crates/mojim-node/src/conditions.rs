@@ -1,12 +1,17 @@
-//! What is not as it should be on this node, for as long as it is so: an event when it begins, one when
-//! it is over, and since when it has been so, for `mojim status`.
+//! States of this node that are not as they should be, for as long as they last.
 //!
-//! Owns the codes of such states. A program that is attached writes no lines: what it does without its
+//! Each gives an event when it begins and one when it is over. `mojim status` tells since when it
+//! has been so.
+//!
+//! Owns the codes of such states. A program that is attached writes no lines. Its work without its
 //! mirror is seen in the figures that it leaves in its ring's memory, twice a second.
 //!
 //! Invariants:
-//! - A code, once given, keeps its meaning: alerts stand on it (`docs/reference/events.md`, "Codes").
-//! - What is seen at one look only is none of it: while a program attaches there is no link for a moment.
+//!
+//! - A code, once given, keeps its meaning: alerts stand on it (`docs/reference/events.md`,
+//!   "Codes").
+//! - A thing that is seen at one look only is no such state: while a program attaches there is no
+//!   link for a moment.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,15 +1,16 @@
-//! What a node answers about the bytes of its data files: sums and pages for
-//! `mojim verify`, and the rewriting of pages for `mojim repair`.
+//! A node's answers about the bytes of its data files: sums and pages for `mojim verify`, and
+//! the rewriting of pages for `mojim repair`.
 //!
-//! A copy that is open here is read while nothing is applied to it, so that an answer is
-//! as of one LSN. A copy that a program has open is read from outside, while the program
-//! applies records to it: then the answer names two LSNs, one up to which everything was
-//! in the bytes and one above which nothing was. Both come from the program's ring. An
-//! answer from a copy that was opened after a crash names two LSNs as well, until all
-//! records that its files may show are applied again. A copy that is as of one LSN also
-//! says what the records since another LSN have changed, as far as its logs still hold
-//! them. A caller that compares it with an earlier answer of another node thus knows
-//! which bytes must be equal.
+//! A copy that is open here is read while nothing is applied to it, so that an answer is as
+//! of one LSN. A copy that a program has open is read from outside, while the program applies
+//! records to it: then the answer names two LSNs, one up to which everything was in the bytes
+//! and one above which nothing was. Both come from the program's ring. An answer from a copy
+//! that was opened after a crash names two LSNs as well. It does so until all records that
+//! its files may show are applied again.
+//!
+//! A copy that is as of one LSN also says what the records since another LSN have changed. It
+//! says so as far as its logs still hold them. A caller that compares it with an earlier
+//! answer of another node thus knows which bytes must be equal.
 //!
 //! Invariants:
 //! - Reading changes nothing, and holds up no sync point.

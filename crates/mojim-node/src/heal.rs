@@ -1,16 +1,23 @@
-//! What a primary's node does while no program is attached and the mirror is behind:
-//! after a take-over, after the loss of a copy, or after a program's end while the mirror
-//! was away. Also if copies are compared, and a killed program has left open which
-//! records are committed. The daemon attaches as a program does, brings the mirror up to
-//! date, and detaches.
+//! The daemon's own attach, which brings a mirror up to date while no program is attached.
 //!
-//! Owns the decision to do so, and to give way to a program that is about to attach and
-//! asks for it.
+//! A primary's node does this while no program is attached and the mirror is behind:
+//!
+//! - after a take-over,
+//! - after the loss of a copy,
+//! - after a program's end while the mirror was away.
+//!
+//! It also does so if copies are compared, and a killed program has left open which records are
+//! committed. The daemon attaches as a program does, brings the mirror up to date, and detaches.
+//!
+//! Owns the decision to do so, and to give way to a program that is about to attach and asks for
+//! it.
 //!
 //! Invariants:
-//! - It begins only if this node has the whole copy of the view's primary, and the other
-//!   node answers that it is behind or equal. It never goes on alone.
-//! - What an attach refuses is refused here too, and said once.
+//!
+//! - It begins only if this node has the whole copy of the view's primary, and the other node
+//!   answers that it is behind or equal.
+//! - It never goes on alone.
+//! - Everything that an attach refuses is refused here too, and said once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};

@@ -1,10 +1,13 @@
-//! What a program left here that ended without detaching.
+//! The copies that programs left here that ended without detaching.
 //!
-//! Owns the thread that looks at it: what the program committed is in its ring, and is made
+//! Owns the thread that looks at them: what a program committed is in its ring, and is made
 //! persistent.
 //!
-//! Invariant: each copy that is left is looked at once, unless somebody uses it, or puts another
-//! log in the place of the one that is left, or the disk had no room: then until it has.
+//! Invariant: each copy that is left is looked at once, with these exceptions:
+//!
+//! - Somebody uses it.
+//! - Somebody puts another log in the place of the one that is left.
+//! - The disk had no room: then it is looked at until the disk has room.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;

@@ -1,23 +1,29 @@
 //! The node daemon: listens, follows primaries, answers requests.
 //!
-//! Owns the threads of a node: one per socket that accepts, one per link, one per
-//! mirrored volume that checkpoints, one per backup that it forwards to, one that makes
-//! the rings of dead programs persistent, and up to two per volume: `heal` brings its
-//! mirror up to date, `watch` decides when its primary is gone. What they do on links is
-//! in `mojim_replica`; this file only drives it and blocks. `requests` answers requests,
-//! `readers` those of readers.
+//! Owns the threads of a node:
+//!
+//! - one for each socket that accepts,
+//! - one for each link,
+//! - one for each mirrored volume that checkpoints,
+//! - one for each backup that it forwards to,
+//! - one that makes the rings of dead programs persistent,
+//! - up to two for each volume: `heal` brings its mirror up to date, `watch` decides when its
+//!   primary is gone.
+//!
+//! `mojim_replica` has the threads' work on links. This file only drives it and blocks. `requests`
+//! answers requests, `readers` those of readers.
 //!
 //! Invariants:
-//! - In a cluster with keys, a peer that connects over TCP has a thread and a link only
-//!   after it has proved its name (`mojim_linux::Door`), and can speak under no other
+//!
+//! - In a cluster with keys, a peer that connects over TCP first proves its name
+//!   (`mojim_linux::Door`). Only then has it a thread and a link, and it can speak under no other
 //!   name.
-//! - A new link has `FIRST_WORD` to say something valid, of at most 4 KiB, and there are
-//!   at most `MAX_LINKS` links.
-//! - A volume's copy is open here only while this node follows, while a request needs it,
-//!   or while the `rings` or `heal` thread works on it; a primary on this node takes it
-//!   over by its lock.
-//! - Each log line names its node, and its volume if it is about one. The node's threads
-//!   have the `tracing` subscriber of the thread that started them.
+//! - A new link has `FIRST_WORD` to say something valid, of at most 4 KiB.
+//! - There are at most `MAX_LINKS` links.
+//! - A volume's copy is open here only while this node follows, a request needs it, or the `rings`
+//!   or `heal` thread works on it. A primary on this node takes it over by its lock.
+//! - Each log line names its node, and its volume if it is about one. The node's threads have the
+//!   `tracing` subscriber of the thread that started them.
 //!
 //! # What becomes of sync points at an unclean end
 //!
@@ -29,18 +35,18 @@
 //!   of which neither session nor daemon is heard for `failure_limit` and two heartbeats. So a
 //!   program that died alone is not replaced. Without a register a person runs `mojim promote`.
 //! - **The node comes back after its power went.** Its ring is lost (`store/open.rs`). The attach
-//!   takes the mirror's copy where that goes further, or is refused where acknowledged sync points
+//!   takes the mirror's copy where that goes further. It is refused where acknowledged sync points
 //!   may be missing (`loss` in `pairing.rs`). With a register it is no member any more, and the
 //!   mirror takes over.
 //!
 //! # Other rooms
 //!
 //! `serve` here reads a link's first frame, which says what the link is for. A primary that the
-//! register does not name is refused here (`may_greet`). `volume_state.rs` is what a node has of one
-//! volume, with its locks. `serve_lane` and `checkpoint_loop` here step a mirror's lanes and
+//! register does not name is refused here (`may_greet`). `volume_state.rs` is what a node has of
+//! one volume, with its locks. `serve_lane` and `checkpoint_loop` here step a mirror's lanes and
 //! checkpoints. `promote.rs` promotes by an operator's word. `readers.rs` answers pages and records
-//! as of one LSN. `contents.rs` answers sums for `mojim verify`. `unmanaged_files.rs` finds files that
-//! are in no catalogue. `speaks_as` asks for the proof of a name on links, `requests.rs` on
+//! as of one LSN. `contents.rs` answers sums for `mojim verify`. `unmanaged_files.rs` finds files
+//! that are in no catalogue. `speaks_as` asks for the proof of a name on links, `requests.rs` on
 //! requests. There is a register for volumes with `failover = "automatic"` (`register` here). The
 //! daemon imports the engine, to heal a copy as a program would.
 

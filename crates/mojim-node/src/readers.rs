@@ -1,16 +1,19 @@
-//! What a node that follows answers its readers: what its data area shows, as of one LSN,
-//! and the records after the LSN that the reader shows.
+//! The answers of a node that follows to its readers.
+//!
+//! An answer has what the node's data area shows, as of one LSN, and the records after the LSN
+//! that the reader shows.
 //!
 //! Owns the request `read` (`docs/reference/requests.md`, "Readers"). A reader is a
 //! process of this host that maps the volume's files (`mojim::reader`).
 //!
 //! Invariants:
-//! - An answer is as of the LSN up to which the data area is applied: whole
-//!   sync points, all of them committed. What follows from it on the reader's
-//!   side, records before pages, is as of that LSN too.
-//! - A reader is told to go on from what it shows only if what it shows is a
-//!   state of this copy's history, and of these bytes: no page was rewritten since, no
-//!   other copy was taken in, and the copy is still open. Else it begins anew.
+//!
+//! - An answer is as of the LSN up to which the data area is applied: whole sync points, all of
+//!   them committed. The state that follows from it on the reader's side, records before pages,
+//!   is as of that LSN too.
+//! - A reader is told to go on from what it shows only if that is a state of this copy's history,
+//!   and of these bytes. That means: no page was rewritten since, no other copy was taken in, and
+//!   the copy is still open. Else the reader begins anew.
 //! - Within one history a reader is never sent back, also if it has to begin anew.
 //! - Nothing is kept for a reader: no record stays in a log for it, and an answer has a
 //!   bound. A reader that stands still holds up only its own link.

@@ -1,8 +1,12 @@
-//! What a node answers: status, views, and which request a peer may make.
+//! The answers of a node: status, views, and which request a peer may make.
 //!
-//! Owns the meaning of requests (`docs/reference/requests.md`, "Requests"); `lib.rs` accepts their
-//! links. Requests about the bytes of data files are in `contents`, those of readers in
-//! `readers`, `promote` in `promote`, `decide_open_tail` and `give_way` in `heal`.
+//! Owns the meaning of requests (`docs/reference/requests.md`, "Requests"). `lib.rs` accepts their
+//! links. Other files have these requests:
+//!
+//! - `contents`: those about the bytes of data files.
+//! - `readers`: those of readers.
+//! - `promote`: `promote`.
+//! - `heal`: `decide_open_tail` and `give_way`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};

@@ -1,10 +1,19 @@
-//! What lies in a volume's directory and is not the volume's: files that somebody put there past
-//! Mojim, which are on this machine only, and data files that are not as the catalogue has them.
+//! Files in a volume's directory that are not the volume's, or not as the catalogue has them.
 //!
-//! Only looks, for `mojim status` and `mojim verify`, also while the copy is open and changes. What is
-//! said was so at two looks, and is no change of Mojim's own: those of names are in the notes and the
-//! catalogue before they are in the directory (`area/names.rs` of `mojim-store`), both are read while no
-//! checkpoint changes them, and sizes are compared only while nothing is applied. The time of day means nothing here.
+//! There are two kinds:
+//!
+//! - files that somebody put there past Mojim, which are on this machine only
+//! - data files that are not as the catalogue has them
+//!
+//! This module only looks, for `mojim status` and `mojim verify`, also while the copy is open and
+//! changes. It reports only what was so at two looks, and no change of Mojim's own:
+//!
+//! - Mojim's changes of names are in the notes and the catalogue before they are in the directory
+//!   (`area/names.rs` of `mojim-store`).
+//! - Both are read while no checkpoint changes them.
+//! - Sizes are compared only while nothing is applied.
+//!
+//! The time of day means nothing here.
 //!
 //! Invariant: one look at a time for each volume, however often it is asked for.
 

@@ -1,11 +1,11 @@
-//! What a node has of one volume: its copy while it follows, and what it knows of that copy.
+//! A node's share of one volume: its copy while it follows, and what it knows of that copy.
 //!
 //! Owns both, with their locks. There is one `VolumeState` for each volume that the node holds,
 //! from the node's start to its end, so looking it up needs no lock.
 //!
 //! Invariants:
-//! - The order of locks is `mirror`, then `opened`, then `known`; `catalog` is alone. A thread holds those of one volume only:
-//!   no volume waits for what is done with another.
+//! - The order of locks is `mirror`, then `opened`, then `known`. `catalog` is alone. A
+//!   thread holds those of one volume only: no volume waits for what is done with another.
 //! - `mirror` is held for as long as a copy is opened, closed to be opened again, or given
 //!   up: nobody else opens it meanwhile.
 //! - `known` is held for one look or change. Nothing else is locked, asked or read from a

@@ -1,12 +1,11 @@
-//! When a primary is gone, and what its mirror does then; if so configured, also what a
+//! When a primary is gone, and what its mirror does then. If so configured, also what a
 //! backup does when both are gone.
 //!
 //! Owns the suspicion: how long nothing was heard, from the session and from the daemons.
 //! A mirror's suspicion may be wrong at no risk: the register decides, and a primary that
 //! is alive finds out that it no longer is the primary. A backup's suspicion (`fallback`)
-//! may not: what the others acknowledged beyond the backup is given up. So the backup
-//! waits for several limits, and a primary that is alive stops acknowledging sooner than
-//! that.
+//! may not be wrong: what the others acknowledged beyond the backup is given up. So the backup
+//! waits for several limits. A primary that is alive stops acknowledging sooner than that.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,10 +1,11 @@
-//! The running program, or shared library, that a section of persistent variables belongs to:
-//! what its file says of the section.
+//! The running program, or shared library, that a section of persistent variables belongs to.
 //!
-//! Owns the reading of ELF. Everything here is read before a variable changes its memory.
+//! Owns the reading of ELF: what the file says of the section. Everything here is read before a
+//! variable changes its memory.
 //!
 //! Invariants:
-//! - What is not certain is an error: a name that two variables have, a pointer among the
+//!
+//! - Anything that is not certain is an error: a name that two variables have, a pointer among the
 //!   initial values, other data in the section's last page.
 
 use std::ffi::{CStr, c_int, c_void};

@@ -3,11 +3,12 @@
 //! Owns the mapping beneath a log, and the lock that its threads take.
 //!
 //! Invariants:
+//!
 //! - The memory of a log is not touched once its volume is detached, for it is gone.
 //! - One process has a log: a private working copy belongs to one mapping, and a file of
 //!   persistent memory is locked.
-//! - A file whose words are all zero, but for a header that is not complete, was left by a
-//!   process that died while it made the log: it is made anew, of the size that is asked for then.
+//! - A file whose words are all zero, but for an incomplete header, was left by a process that died
+//!   while it made the log. It is made anew, of the size that is asked for then.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

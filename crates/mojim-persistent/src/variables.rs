@@ -1,15 +1,18 @@
-//! Persistent variables: the section of a program, or of a shared library, whose memory is a
-//! region of a file.
+//! Persistent variables: a section of a program whose memory is a region of a file.
 //!
-//! Owns the order in which a section becomes persistent. `image` reads what the program's file says of the section.
+//! The section may also be that of a shared library.
+//!
+//! Owns the order in which a section becomes persistent. `image` reads what the program's file says
+//! of the section.
 //!
 //! Invariants:
-//! - The file's first state is the program's initial values, in one sync point together with
-//!   the head that describes them.
+//!
+//! - The file's first state is the program's initial values, in one sync point together with the
+//!   head that describes them.
 //! - A section whose names, offsets or sizes are not the file's is never mapped over.
-//! - The addresses of a section are never without memory: a region is mapped in place of it, and
-//!   ordinary memory with the last values in place of the region, when that goes, also where the
-//!   detach fails afterwards (`mojim_memory::places`).
+//! - The addresses of a section are never without memory (`mojim_memory::places`). A region is
+//!   mapped in place of it. When the region goes, ordinary memory with the last values takes its
+//!   place, also where the detach fails afterwards.
 //!
 //! Source: Mnemosyne, "Persistent memory regions" (static).
 

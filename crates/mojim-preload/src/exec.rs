@@ -1,10 +1,12 @@
 //! Programs that this one executes: they run with these libraries, or not at all.
 //!
-//! Owns what the exec family, posix_spawn, system and popen mean: the environment
-//! that `mojim run` made is put back where it was dropped, and a program that would
-//! run without the libraries is refused with EACCES (`program`).
+//! Owns what the exec family, posix_spawn, system and popen mean:
+//!
+//! - The environment that `mojim run` made is put back where it was dropped.
+//! - A program that would run without the libraries is refused with EACCES (`program`).
 //!
 //! Invariants:
+//!
 //! - The exec and spawn functions allocate nothing in the C library unless the call is
 //!   refused: they are called between vfork and exec.
 //! - Settings of another `mojim run` (a program's own, for what it starts) stay.

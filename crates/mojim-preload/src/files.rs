@@ -1,8 +1,8 @@
-//! Opening, closing and duplicating descriptors; sizes of files, and changes of names.
+//! Calls that open, close and duplicate descriptors, size files, and change names.
 //!
 //! Owns what open and its kin, close, dup, fcntl, ftruncate, fallocate, unlink,
-//! rename and link mean for a volume's files: changes of names and sizes are
-//! records, everything else happens to a read-only descriptor of the data file.
+//! rename and link mean for a volume's files. Changes of names and sizes are
+//! records. Everything else happens to a read-only descriptor of the data file.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 

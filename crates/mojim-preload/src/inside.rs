@@ -1,7 +1,11 @@
 //! Whether this library handles the process's calls, and whether a thread is inside it.
 //!
-//! Owns the switch (`on`), the process that the tables belong to, the per-thread mark of
-//! being inside, and the lock for what is determined once (`starting`).
+//! Owns:
+//!
+//! - the switch (`on`),
+//! - the process that the tables belong to,
+//! - the per-thread mark of being inside,
+//! - the lock for what is determined once (`starting`).
 //!
 //! Invariants:
 //! - `enter` refuses a thread that is inside, so no thread waits for itself.

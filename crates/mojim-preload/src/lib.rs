@@ -1,11 +1,11 @@
 //! libmojim_preload.so: an unmodified program's files in a volume's directory,
 //! opened, mapped and synced through Mojim.
 //!
-//! Owns the interposed system calls of a process, the table of descriptors
-//! that stand for a volume's files (`table`), and the table of regions
-//! (`regions`). A client of libmojim (`api`). `mojim run --preload` sets `LD_PRELOAD` and
-//! MOJIM_CONFIG, MOJIM_NODE and, if there are several, MOJIM_VOLUME; with
-//! `--read` MOJIM_READ: then the volume is only read, on a node that follows.
+//! Owns the interposed system calls of a process, the table of descriptors that stand for a
+//! volume's files (`table`), and the table of regions (`regions`). It is a client of libmojim
+//! (`api`). `mojim run --preload` sets `LD_PRELOAD`, MOJIM_CONFIG, MOJIM_NODE and, if there are
+//! several volumes, MOJIM_VOLUME. With `--read` it sets MOJIM_READ: then the volume is only read,
+//! on a node that follows.
 //!
 //! The program gets a real descriptor of a volume's data file, opened for reading
 //! whatever the program asked for. So sizes, positions and reads are right, and a write
@@ -22,14 +22,13 @@
 //!   own past this library.
 //! - No panic leaves this library: it becomes EIO. This library ends the process only
 //!   before main, if the configuration cannot be read.
-//! - While the configuration cannot be read, a volume's path cannot be told from any
-//!   other: calls fail. What the program executes runs with this library, or not at all
-//!   (`exec`).
-//! - What cannot be done right is refused with an errno and one line on
-//!   standard error, not done halfway.
+//! - While the configuration cannot be read, a volume's path cannot be told from any other: calls
+//!   fail. All that the program executes runs with this library, or not at all (`exec`).
+//! - A call that cannot be done right is refused with an errno and one line on standard error, not
+//!   done halfway.
 //!
-//! `program.rs`, which decides whether a program can run with this library, is compiled into the command
-//! `mojim` too.
+//! `program.rs`, which decides whether a program can run with this library, is compiled into the
+//! command `mojim` too.
 
 #[cfg(not(all(
     target_os = "linux",

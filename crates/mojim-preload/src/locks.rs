@@ -1,8 +1,8 @@
 //! Locks of processes on a volume's files (`fcntl`, `lockf`).
 //!
-//! Several processes may share a volume, and the program's descriptors are read-only, so
-//! they cannot take a write lock. The locks are therefore taken on other files, one for
-//! each locked file of the volume, in a directory that all processes of the node find.
+//! Several processes may share a volume, and the program's descriptors are read-only, so they
+//! cannot take a write lock. The locks are therefore taken on other files, one for each locked
+//! file of the volume. These lie in a directory that all processes of the node find.
 //!
 //! Owns the descriptors of these lock files. They stay open: closing one would release
 //! the process's locks. The locks are released when the program closes a descriptor of

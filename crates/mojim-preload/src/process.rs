@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - In a child of an attached process, by fork or vfork, the tables and the attachment
-//!   are the parent's, and the child neither uses nor changes them. The exception is a
+//!   are the parent's. The child neither uses nor changes them. The exception is a
 //!   child forked from a process that shares the volume, if the engine has attached the
 //!   child too. A child that was forked before the attach is a process like any other.
 

@@ -1,14 +1,15 @@
 //! Whether a file, when it is executed, runs with the libraries of LD_PRELOAD.
 //!
-//! Owns what is read of it: its mode, its capabilities, the line of a script,
-//! the ELF header and interpreter. Compiled into the library, which asks for what
-//! a program executes, and into `mojim run`, which asks for the program itself.
+//! Owns what is read of it: its mode, its capabilities, the line of a script, the ELF header and
+//! interpreter. It is compiled into the library, which asks for what a program executes. It is
+//! also compiled into `mojim run`, which asks for the program itself.
 //!
 //! Invariants:
+//!
 //! - No allocation and no function that the library interposes, unless the answer
 //!   is a refusal: this runs between vfork and exec, and in signal handlers.
-//! - What cannot be found out is refused; what the kernel will refuse by itself is
-//!   not refused here.
+//! - A file of which something cannot be found out is refused. A file that the kernel will refuse
+//!   by itself is not refused here.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 

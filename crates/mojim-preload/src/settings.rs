@@ -1,9 +1,9 @@
-//! What `mojim run` has set for this process, and where the volume's files are.
+//! The settings that `mojim run` has made for this process, and where the volume's files are.
 //!
-//! Owns what is known of the configuration; libmojim reads it.
+//! Owns what is known of the configuration. libmojim reads it.
 //!
-//! Invariant: what was found once does not change, whatever the program does to its
-//! environment. What could not be found is looked for again.
+//! Invariant: what was found once does not change, whatever the program does to its environment. A
+//! thing that could not be found is looked for again.
 
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;

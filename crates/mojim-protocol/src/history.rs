@@ -1,8 +1,10 @@
 //! The epoch in which each LSN was born, as far back as a copy remembers.
 //!
-//! Two copies agree up to LSN x if and only if both have the same epoch for x:
-//! within an epoch there is one primary, which gives each LSN one record, and
-//! a primary begins an epoch only after adopting what the epoch before left.
+//! Two copies agree up to LSN x if and only if both have the same epoch for x, for two reasons:
+//!
+//! - Within an epoch there is one primary, which gives each LSN one record.
+//! - A primary begins an epoch only after adopting what the epoch before left.
+//!
 //! Invariants: epochs strictly ascend, first LSNs never descend.
 
 use mojim_format::{EpochStart, superblock::MAX_HISTORY};

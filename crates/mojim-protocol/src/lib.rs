@@ -1,9 +1,14 @@
 //! Mojim's replication as state machines: events in, decisions out.
 //!
-//! Owns the rules that decide when a sync point is committed, which records a
-//! copy keeps, how two copies are brought together and when a node may become
-//! primary. No I/O, no clock, no threads: time and messages are arguments, so
-//! the simulator and the drivers run the same code.
+//! Owns the rules that decide:
+//!
+//! - when a sync point is committed
+//! - which records a copy keeps
+//! - how two copies are brought together
+//! - when a node may become primary
+//!
+//! No I/O, no clock, no threads: time and messages are arguments, so the simulator and the drivers
+//! run the same code.
 
 pub mod history;
 pub mod lane;

@@ -1,8 +1,7 @@
 //! Bringing two copies of a volume together.
 //!
-//! Decisions only. The rule behind them: nothing that may have been
-//! acknowledged is ever discarded; what is discarded lies beyond a fork,
-//! in an epoch that a newer view superseded.
+//! Decisions only. The rule behind them: nothing that may have been acknowledged is ever discarded.
+//! Discarded records lie beyond a fork, in an epoch that a newer view superseded.
 
 use crate::History;
 use mojim_format::State;

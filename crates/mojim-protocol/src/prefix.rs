@@ -1,11 +1,14 @@
 //! The contiguous prefix of completed LSNs, kept by many threads without a lock.
 //!
-//! Records complete out of order, on several connections; what counts is the
-//! largest n such that every LSN up to n is complete (cumulative
-//! acknowledgement). Invariants: between resets `get` never goes back; it returns
-//! n only if every LSN in (start, n] was marked, or `advance` covered it. At most
-//! `window` LSNs may be in flight above the prefix; the caller ensures this with
-//! [`Prefix::has_room`].
+//! Records complete out of order, on several connections. The prefix is the largest n such that
+//! every LSN up to n is complete (cumulative acknowledgement).
+//!
+//! Invariants:
+//!
+//! - Between resets `get` never goes back.
+//! - `get` returns n only if every LSN in (start, n] was marked, or `advance` covered it.
+//! - At most `window` LSNs may be in flight above the prefix. The caller ensures this with
+//!   [`Prefix::has_room`].
 
 use std::sync::atomic::{
     AtomicU64,

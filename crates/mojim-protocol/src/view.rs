@@ -1,14 +1,13 @@
 //! The view: who is primary and who must acknowledge, and the only ways in which
 //! it changes.
 //!
-//! Decisions only. A view lies in a register that is changed by compare and
-//! swap (`version`), kept by a majority of voters; a sync point never touches
-//! it. The rule behind the transitions: **every member of the view holds every
-//! acknowledged sync point**. So a view may only be proposed by a member of the
-//! view before it, and only with members that hold all of them
-//! ([`Register::force`] excepted).
+//! Decisions only. A view lies in a register, kept by a majority of voters. The register is changed
+//! by compare and swap (`version`). A sync point never touches it. The rule behind the transitions:
+//! **every member of the view holds every acknowledged sync point**. So only a member of the view
+//! before may propose a view, and only with members that hold all of them ([`Register::force`]
+//! excepted).
 //!
-//! Mojim 4.3; docs/reference/views.md, "Views in a register".
+//! See Mojim 4.3, and docs/reference/views.md, "Views in a register".
 
 use serde::{Deserialize, Serialize};
 

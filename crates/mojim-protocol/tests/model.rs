@@ -1,37 +1,42 @@
 //! Views and fences, every interleaving of a small cluster.
 //!
-//! Owns a model of two data nodes and one register, and what must hold in each
-//! state that it can reach. The checker is `stateright`'s. What decides is the
-//! shipped code: the transitions of [`Register`], [`reconcile`], [`History`],
-//! [`LaneIn`] and [`AckRule`] are called, not imitated. What calls them
-//! (`view_client.rs`, `session.rs`, `mirror.rs` of `mojim-replica`, `watch.rs` of
-//! `mojim-node`) is
-//! rewritten here step by step, each step as small as what other nodes can see.
+//! Owns a model of two data nodes and one register, and what must hold in each state that it can
+//! reach. The checker is `stateright`'s. The shipped code decides: the transitions of [`Register`],
+//! [`reconcile`], [`History`], [`LaneIn`] and [`AckRule`] are called, not imitated. Their callers
+//! (`view_client.rs`, `session.rs`, `mirror.rs` of `mojim-replica`, `watch.rs` of `mojim-node`) are
+//! rewritten here step by step. Each step is as small as what other nodes can see.
 //!
 //! Modelled:
+//!
 //! - A read and a swap of the register are two steps, its answer is a third. A
 //!   swap whose answer was lost was done, or was not, or will be later.
-//! - Up to three LSNs, each on a lane of its own, so that they overtake each
-//!   other. Links break at either end, what was sent before arrives or not; a
-//!   `Hello` of a link that is long over may arrive late.
-//! - What a superblock keeps: promise, view, history, life, lost ring. A
-//!   process that ends keeps its log; a machine that loses power keeps what its
-//!   log's medium has, or, where that is memory, nothing.
+//! - Up to three LSNs, each on a lane of its own, so that they overtake each other. Links break at
+//!   either end. Messages that were sent before arrive or not. A `Hello` of a link that is long
+//!   over may arrive late.
+//! - A superblock keeps promise, view, history, life, lost ring. A process that ends keeps its log.
+//!   A machine that loses power keeps what its log's medium has, or, where that is memory, nothing.
 //! - Suspicion, giving up the mirror, attaching, going alone and ending happen
 //!   at any time that the code allows. There is no clock.
 //! - A record counts as acknowledged as soon as the rule lets the caller be told.
 //!
-//! Two rules are there because of what this model found, each with a test that
-//! shows what for: a primary that gives up its mirror swaps even where the
-//! register says "alone" already (`alone_by_reading`), and one that adopts a
-//! copy which goes on where its own ends stays in its life
-//! (`life_ended_by_more`).
+//! Two rules are there because of what this model found. Each has a test that shows what for:
 //!
-//! Left out: `force` and every operator; `async`; first use of a volume; logs
-//! that are full or trimmed (the ring reaches back to LSN 1); split sync points,
-//! spill files, damage; a copy that breaks off in the middle (it changes
-//! nothing); a lost directory, which takes the promise with it; the voters
-//! themselves; that anything happens at all.
+//! - A primary that gives up its mirror swaps even where the register says "alone" already
+//!   (`alone_by_reading`).
+//! - A primary that adopts a copy which goes on where its own ends stays in its life
+//!   (`life_ended_by_more`).
+//!
+//! Left out:
+//!
+//! - `force` and every operator
+//! - `async`
+//! - first use of a volume
+//! - logs that are full or trimmed (the ring reaches back to LSN 1)
+//! - split sync points, spill files, damage
+//! - a copy that breaks off in the middle (it changes nothing)
+//! - a lost directory, which takes the promise with it
+//! - the voters themselves
+//! - that anything happens at all
 
 use std::collections::BTreeMap;
 use std::fmt;

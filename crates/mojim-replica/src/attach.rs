@@ -7,10 +7,11 @@
 //! `docs/reference/protocol.md`, "Session".
 //!
 //! Invariants:
+//!
 //! - No node goes alone whose log lacks what it is known to have acknowledged.
-//! - Without a register a node goes alone only if its last view is its own and not
-//!   promised away, and either has no mirror, or no sync point waits for a mirror
-//!   (`async`).
+//! - Without a register a node goes alone only if both hold:
+//!   - Its last view is its own and not promised away.
+//!   - It has no mirror, or no sync point waits for a mirror (`async`).
 //! - With a register only the node that the register names the primary goes alone.
 
 use std::time::Duration;

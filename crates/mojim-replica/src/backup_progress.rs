@@ -1,8 +1,12 @@
-//! What a copy's backups have of it, and how much they may lack.
+//! How much of a copy its backups have, and how much they may lack.
 //!
-//! Owns the figures by which a thread that fills a log sees that its backups are too far
-//! behind (back-pressure, Mojim 4.2), and the view of a copy that a `BackupSession` has:
-//! a [`Source`]. Nothing here waits or sends.
+//! Owns two things:
+//!
+//! - the figures by which a thread that fills a log sees that its backups are too far
+//!   behind (back-pressure, Mojim 4.2)
+//! - the view of a copy that a `BackupSession` has: a [`Source`]
+//!
+//! Nothing here waits or sends.
 //!
 //! Invariant: only backups that follow hold writers back. A backup that is dead, is being
 //! copied to or stands still does not count. A backup whose session ended a moment ago

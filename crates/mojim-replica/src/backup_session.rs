@@ -1,9 +1,9 @@
 //! The secondary tier: a node's copy, forwarded to a backup in the background.
 //!
-//! Owns one backup's lanes, as seen from the node that forwards (the mirror; Mojim 4.2),
-//! and what a link (`peer_link.rs`) does for a peer that nothing waits for but a log that is
-//! full. The backup's end is the same as a mirror's (`mirror`): it applies only what is known
-//! to be committed, so its data area is at every moment the result of whole sync points.
+//! Owns one backup's lanes, as seen from the node that forwards (the mirror, Mojim 4.2). It also
+//! owns what a link (`peer_link.rs`) does for a peer that nothing waits for but a log that is full.
+//! The backup's end is the same as a mirror's (`mirror`): it applies only what is known to be
+//! committed, so its data area is at every moment the result of whole sync points.
 //!
 //! Invariants:
 //! - Nothing of a term that is over is sent: what was received under it may have been

@@ -1,11 +1,11 @@
 //! Keeping the two ends of a link on one host on different processors.
 //!
 //! Owns when a mirror's thread leaves the processor of the program's. A thread that waits for an
-//! answer sleeps after a while, and the kernel wakes it where the answer was sent if every other
-//! processor is in use at that moment, be it by a thread of the background. From then on both
-//! ends are on one processor, each waits for the other to leave it, and the kernel's balancing
-//! sees one thread that runs and one that sleeps (measured: 20 to 60 µs for a round trip instead
-//! of 7, for tens of ms, although the other processor was idle).
+//! answer sleeps after a while. The kernel wakes it where the answer was sent if every other
+//! processor is in use at that moment. A thread of the background is enough for that. From then on
+//! both ends are on one processor, and each waits for the other to leave it. The kernel's balancing
+//! sees one thread that runs and one that sleeps. A round trip was measured at 20 to 60 µs instead
+//! of 7, for tens of ms, although the other processor was idle.
 
 use std::time::Duration;
 

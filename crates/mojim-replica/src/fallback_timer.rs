@@ -1,10 +1,13 @@
 //! When a backup takes over from primary and mirror (`fallback`).
 //!
 //! Owns the one decision in which a time decides which node is primary. A primary whose
-//! lease is over commits nothing (`Session::leased`), and each of its signs of life
-//! changes the register's version. So a backup that follows the present view takes over
-//! when it has heard no node of that view, and seen no other version, for longer than any
-//! lease.
+//! lease is over commits nothing (`Session::leased`). Each of a primary's signs of life
+//! changes the register's version.
+//!
+//! So a backup that follows the present view takes over when, for longer than any lease:
+//!
+//! - It has heard no node of that view.
+//! - It has seen no other version.
 
 use std::time::Duration;
 

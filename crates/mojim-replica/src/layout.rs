@@ -1,7 +1,7 @@
 //! Where everything of a volume lies on a node, from the configuration.
 //!
-//! Owns the paths (except those of keys and rings, `mojim-config`); nothing else makes
-//! one up.
+//! Owns the paths (except those of keys and rings, `mojim-config`). Nothing else makes up a
+//! path.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

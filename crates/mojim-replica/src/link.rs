@@ -1,16 +1,19 @@
 //! The two ends of a lane: how records travel and acknowledgements return.
 //!
-//! Owns the framing on a byte stream and the shared page of a shared-memory
-//! lane. Over a stream, a record is sent from the ring slot in which it was
-//! encoded, and answered by 32 bytes. Over shared memory nothing is sent: the
-//! mirror maps the primary's ring read-only and copies records out of it; a
-//! page beside it carries the positions.
+//! Owns the framing on a byte stream and the shared page of a shared-memory lane.
+//!
+//! - Over a stream, a record is sent from the ring slot in which it was encoded, and answered by 32
+//!   bytes.
+//! - Over shared memory nothing is sent. The mirror maps the primary's ring read-only and copies
+//!   records out of it. A page beside it carries the positions.
 //!
 //! Invariants:
-//! - Nothing here allocates or makes a system call besides send and receive
-//!   (stream), or futex when a side sleeps (shared memory).
-//! - What the peer writes is never trusted: lengths are checked against the
-//!   ring, a record is copied out first and validated afterwards.
+//!
+//! - Nothing here allocates.
+//! - Nothing here makes a system call besides send and receive (stream), or futex when a side
+//!   sleeps (shared memory).
+//! - Nothing that the peer writes is ever trusted: lengths are checked against the ring, a record
+//!   is copied out first and validated afterwards.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;

@@ -2,11 +2,12 @@
 //!
 //! Owns what one volume's copy on this node has received and from whom: the
 //! control side of a session and the receiving ends of its lanes. Each lane
-//! has its own log and its own thread, which receives, validates, appends,
-//! makes persistent if the log's medium does, and acknowledges; nothing else
+//! has its own log and its own thread. The thread receives, validates, appends,
+//! makes persistent if the log's medium does, and acknowledges. Nothing else
 //! happens on that path (Mojim 4.1, 4.2). Checkpoints run beside it.
 //!
 //! Invariants:
+//!
 //! - Records are accepted only from the lanes of the present session, whose
 //!   epoch this node has durably promised. A new session stops the lanes of
 //!   the old one before it answers.

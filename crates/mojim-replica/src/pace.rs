@@ -1,16 +1,21 @@
 //! How background threads write records back to the data files: in pieces, or in a pause.
 //!
-//! Owns the pace, which follows from the records that come and from what the turns before
-//! did, and how much is a piece. A thread that wrote back each record as it comes would take
-//! the processor from threads that wait for each other, however low its priority: under
-//! EEVDF a thread that gives way a hundred times has put itself behind all others.
+//! Owns the pace, and how much is a piece. The pace follows from the records that come and from
+//! what the turns before did. A thread that wrote back each record as it comes would take the
+//! processor from threads that wait for each other, however low its priority. Under EEVDF a thread
+//! that gives way a hundred times has put itself behind all others.
 //!
-//! Invariant: a pace depends on turns alone. A turn takes a millisecond or more; how long
-//! it took is the caller's, so that the simulator drives the same [`Pacer`].
+//! Invariant: a pace depends on turns alone. A turn takes a millisecond or more. The caller says
+//! how long it took, so that the simulator drives the same [`Pacer`].
 //!
-//! A mirror applies when its log is half full, after 50 ms without a record or without anything
-//! applied, in a pause or after 20 ms if `checkpoint_threshold` records wait, and when an eighth of
-//! the log waits. It applies what the primary has told it to be committed. Each record and each
+//! A mirror applies in each of these cases:
+//!
+//! - Its log is half full.
+//! - 50 ms have passed without a record or without anything applied.
+//! - `checkpoint_threshold` records wait, in a pause or after 20 ms.
+//! - An eighth of the log waits.
+//!
+//! It applies what the primary has told it to be committed. Each record and each
 //! heartbeat (100 ms) says that. A primary's conditions are in `primary/write_back.rs`.
 
 /// What the background sees of the program and its sync points.

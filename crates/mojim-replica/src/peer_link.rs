@@ -1,8 +1,8 @@
 //! A node's link to a peer that takes its records: connect, agree, copy, open lanes, keep
-//! alive; again after every failure.
+//! alive, and again after every failure.
 //!
 //! Owns the control link and the phases. One state machine, stepped by a thread of its own (or
-//! the simulator); it never blocks. The peer is a mirror, which sync points wait for, or a
+//! the simulator). It never blocks. The peer is a mirror, which sync points wait for, or a
 //! backup, which is behind and never waited for: what differs is a [`Policy`], in `session.rs`
 //! and in `backup_session.rs`. `docs/reference/protocol.md`, "Session".
 //!
@@ -22,11 +22,12 @@
 //! | each of them | a failure, silence, a stand-still | Idle |
 //!
 //! Invariants:
+//!
 //! - A phase is over when the next one begins: what fails while a frame is taken fails in the
 //!   phase in which the frame came.
 //! - The lanes' ends exist only in Active, and all belong to one session, whose number the peer
 //!   chose.
-//! - What is of one link (its spill file, when something moved) is nothing to the next one.
+//! - The state of one link (its spill file, when something moved) is nothing to the next one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

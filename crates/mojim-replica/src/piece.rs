@@ -1,4 +1,4 @@
-//! What a sync point consists of: pieces, which become the operations of a record.
+//! The pieces of a sync point, which become the operations of a record.
 //!
 //! Owns how pieces are encoded, and how they are cut where one record cannot hold them.
 

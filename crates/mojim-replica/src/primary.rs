@@ -2,23 +2,31 @@
 //!
 //! Owns the LSN counter, the lanes' sending ends and the two prefixes (what
 //! the mirror acknowledged, what the own log made persistent). The calling
-//! thread does the work: it encodes into the ring, sends, writes the local log
-//! where the mode asks for it, and polls for the acknowledgement. Threads only
-//! meet where they use the same lane at the same time; then one sends, writes
+//! thread does the work:
+//!
+//! - It encodes into the ring.
+//! - It sends.
+//! - It writes the local log where the mode asks for it.
+//! - It polls for the acknowledgement.
+//!
+//! Threads only meet where they use the same lane at the same time. Then one sends, writes
 //! and receives for all (`group.rs`, Mojim 4.1).
 //!
 //! Invariants:
 //! - 2 of `docs/reference/invariants.md`: `committed` moves only as the mode's rule allows.
 //! - The LSN is taken together with the room for its record, before the first byte is
-//!   copied, so LSNs ascend within a lane. The record is made without a lock; every LSN
+//!   copied, so LSNs ascend within a lane. The record is made without a lock. Every LSN
 //!   that is taken gets one.
 //! - Steady state allocates nothing and calls the system only to send,
 //!   receive and write the log.
 //!
-//! Lock order: room; tx; rx; persist. None is held while another lane's is
-//! taken, except by the session, which takes tx and rx of one lane at a time,
-//! and by `raise`, which takes every lane's room in their order. What is waited for with
-//! `room` are records that are being made, for which no lock is needed.
+//! Lock order: room, tx, rx, persist. None is held while another lane's is taken. There are two
+//! exceptions:
+//!
+//! - The session takes tx and rx of one lane at a time.
+//! - `raise` takes every lane's room in their order.
+//!
+//! With `room` held, a thread waits only for records that are being made. These need no lock.
 
 mod append;
 mod committed;

@@ -1,11 +1,17 @@
 //! The register of views, as the engine sees it: read it, swap it.
 //!
-//! Owns the interface, the way to it from outside of the voters (a program asks the node
-//! daemon beside it, a node that does not vote asks one that does) and the thread on
-//! which a primary's calls to it wait. A crate above keeps the register, in a log that
-//! the voters replicate; the simulator has one of its own.
+//! Owns:
+//!
+//! - the interface
+//! - the way to it from outside of the voters: a program asks the node daemon beside it, a node
+//!   that does not vote asks one that does
+//! - the thread on which a primary's calls to it wait
+//!
+//! A crate above keeps the register, in a log that the voters replicate. The simulator has one of
+//! its own.
 //!
 //! Invariants:
+//!
 //! - A swap that was reported as done stays done, whatever fails.
 //! - No link waits for the register.
 

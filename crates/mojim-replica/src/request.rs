@@ -1,8 +1,10 @@
-//! What programs, nodes and the command ask a node (`docs/reference/requests.md`, "Requests").
+//! Requests to a node, from programs, nodes and the command.
+//!
+//! `docs/reference/requests.md`, "Requests", describes them.
 //!
 //! Owns the requests, and the answers by which a node or program decides. Each is one
-//! JSON object: the field `what` names the request, `cluster` the cluster that is meant.
-//! A missing field has the default that is given here, if any; an unknown field is passed
+//! JSON object. Its field `what` names the request, and `cluster` names the cluster that is meant.
+//! A missing field has the default that is given here, if any. An unknown field is passed
 //! over, so that a newer node can ask an older one.
 
 use std::net::SocketAddr;

@@ -1,16 +1,16 @@
 //! Polling that learns when to stop.
 //!
-//! Two things are learned. Whether polling finds anything: after a few waits
-//! in a row in which it did not, waits block at once, and one in 64 tries
-//! again. Where both ends of a link are on one processor, polling only keeps
-//! the other end from running (measured: 73 µs instead of 12 for a round trip).
+//! Two things are learned. The first is whether polling finds anything: after a few waits in a row
+//! in which it did not, waits block at once, and one in 64 tries again. Where both ends of a link
+//! are on one processor, polling only keeps the other end from running (measured: 73 µs instead of
+//! 12 for a round trip).
 //!
-//! And, for a thread that serves others ([`Spinner::learning`]), how long polling is
-//! worth it: a primary whose sync points take 130 µs, because each writes its log, sends
-//! something every 130 µs, and pays to wake a mirror that stopped polling after 30
-//! (measured: 1.3 times the slower of disk and link, instead of 1.15). So while something
-//! comes regularly, such a thread polls for up to twice the usual wait, [`LONGEST`] at
-//! most, and yields the processor to other threads.
+//! The second, for a thread that serves others ([`Spinner::learning`]), is how long polling is
+//! worth it. An example is a primary whose sync points take 130 µs, because each writes its log. It
+//! sends something every 130 µs, and pays to wake a mirror that stopped polling after 30 (measured:
+//! 1.3 times the slower of disk and link, instead of 1.15). So while something comes regularly,
+//! such a thread polls for up to twice the usual wait, [`LONGEST`] at most. It yields the processor
+//! to other threads meanwhile.
 
 use std::time::Duration;
 

@@ -1,7 +1,9 @@
-//! What other nodes say to have been acknowledged, before this one leads.
+//! Reports of other nodes on what was acknowledged, before this one leads.
 //!
-//! Owns which of it counts, and the advice that follows from it. Invariant: nobody is told to go on
-//! with the copy of a node that has less itself than it claims to know.
+//! Owns which of it counts, and the advice that follows from it.
+//!
+//! Invariant: nobody is told to go on with the copy of a node that has less itself than it claims
+//! to know.
 
 use mojim_protocol::{Acknowledged, Holding, WORD};
 

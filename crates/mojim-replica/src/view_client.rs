@@ -1,11 +1,15 @@
 //! A primary's calls to the register of views.
 //!
-//! Owns the register as this primary last knew it, the life of the mirror that it is
-//! linked to, the one change that it has asked for and has no answer to yet, and the
-//! account of how long its mirror kept it from acknowledging. A change is one read, one
-//! decision (`view` of mojim-protocol) and one swap, done elsewhere
-//! (`register::RegisterCalls`) while the links are served; what the answer means for the
-//! link is the session's affair.
+//! Owns:
+//!
+//! - the register as this primary last knew it,
+//! - the life of the mirror that it is linked to,
+//! - the one change that it has asked for and has no answer to yet,
+//! - the account of how long its mirror kept it from acknowledging.
+//!
+//! A change is one read, one decision (`view` of mojim-protocol) and one swap. It is done
+//! elsewhere (`register::RegisterCalls`) while the links are served. The session decides what
+//! the answer means for the link.
 //!
 //! Invariants:
 //! - The register is read before it is swapped, and nothing relies on a swap whose

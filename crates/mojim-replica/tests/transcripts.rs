@@ -1,12 +1,15 @@
-//! What two nodes say to each other, as transcripts that read like a conversation.
+//! The messages between two nodes, as transcripts that read like a conversation.
 //!
-//! Both ends are the shipped machines: a primary's session, or a source that forwards, and
-//! a mirror with its control link and lanes. Between them stands a tap that notes each
-//! frame and passes it on; one thread steps all of it. The conversations lie beside this
-//! file, in `transcripts/`; with `MOJIM_TRANSCRIPTS=write` they are written anew.
+//! Both ends are the shipped machines. One is a primary's session, or a source that forwards. The
+//! other is a mirror with its control link and lanes. Between them stands a tap that notes each
+//! frame and passes it on. One thread steps all of it. The conversations lie beside this file, in
+//! `transcripts/`. With `MOJIM_TRANSCRIPTS=write` they are written anew.
 //!
-//! What differs from run to run is left out: signs of life (but the one that makes a mirror
-//! a member), random numbers, and how many records one acknowledgement covers.
+//! The transcripts leave out all that differs from run to run:
+//!
+//! - signs of life, but the one that makes a mirror a member
+//! - random numbers
+//! - how many records one acknowledgement covers
 
 use std::fmt::Write as _;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,20 +1,25 @@
 //! The rival schemes of Mojim's Table 1 (ASPLOS 2015, 3.3, 6.2 and 7), for
 //! measurement only: nothing here recovers, fails over or checkpoints.
 //!
-//! The schemes' cost is compared with the cost of Mojim's modes, so everything else is
-//! Mojim's: the records and frames of `mojim-format`, the logs and links of the engine
-//! ([`mojim_store::log`], [`mojim_replica::link`]), how it waits
-//! ([`mojim_replica::spinner`]), and what a mirror's lane does with a record: receive,
-//! verify checksum, epoch and order, append to its log, make the record persistent if its
-//! medium persists, acknowledge. The rivals do nothing else that Mojim does (mapped
-//! files, applying to the data area, heartbeats, back-pressure), and no scheme takes a
-//! step that it could omit. Any doubt is decided in their favour.
+//! The schemes' cost is compared with the cost of Mojim's modes. So everything else is Mojim's:
 //!
-//! - [`Scheme`] what is sent to which node, and which nodes answer;
-//! - [`primary`] the program's end: one sync point at a time;
-//! - [`replica`] one replica: a process or a thread;
-//! - [`order`] the first messages between them;
-//! - [`audit`] whether every replica holds every byte.
+//! - the records and frames of `mojim-format`
+//! - the logs and links of the engine ([`mojim_store::log`], [`mojim_replica::link`])
+//! - how it waits ([`mojim_replica::spinner`])
+//! - the work of a mirror's lane on a record
+//!
+//! That work is: receive, verify checksum, epoch and order, append to its log, make the record
+//! persistent if its medium persists, acknowledge.
+//!
+//! The rivals do nothing else that Mojim does: no mapped files, no applying to the data area,
+//! no heartbeats, no back-pressure. No scheme takes a step that it could omit. Any doubt is
+//! decided in their favour.
+//!
+//! - [`Scheme`] what is sent to which node, and which nodes answer
+//! - [`primary`] the program's end: one sync point at a time
+//! - [`replica`] one replica: a process or a thread
+//! - [`order`] the first messages between them
+//! - [`audit`] whether every replica holds every byte
 
 pub mod audit;
 pub mod order;

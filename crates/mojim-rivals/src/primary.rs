@@ -1,10 +1,13 @@
 //! The program's end of a rival: one sync point at a time, to all replicas.
 //!
-//! Owns the primary's log, which is its send buffer as in Mojim, the links to the
-//! replicas, and a copy of what was sent, for [`crate::audit`].
+//! Owns:
+//!
+//! - the primary's log, which is its send buffer as in Mojim
+//! - the links to the replicas
+//! - a copy of what was sent, for [`crate::audit`]
 //!
 //! Invariant: a sync point has succeeded when all answering replicas have acknowledged
-//! the last round of its scheme: then it is in every replica's log.
+//! the last round of its scheme. Then it is in every replica's log.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What the volume must hold: every sync point ever made, what was acknowledged, and what
-//! each copy must still have after which failure.
+//! The contents that the volume must hold: every sync point ever made, what was acknowledged, and
+//! what each copy must still have after which failure.
 //!
 //! Owns the history ([`Points`]), the acknowledged floor, and each node's hold. It learns
 //! of the engine's claims only where the application would (a sync point returned), and

@@ -1,13 +1,14 @@
-//! Two nodes, in many seeds a third and a fourth one, an application and an
-//! operator, driven step by step.
+//! A cluster's nodes, an application and an operator, driven step by step.
 //!
-//! With a register of views, each of three or four nodes may be primary, mirror and
-//! backup; without one the third and the fourth are the backups.
+//! There are two nodes, in many seeds a third and a fourth one.
 //!
-//! Owns the order in which the actions of real threads and people are done: one step
-//! after the other, in one thread, every choice drawn from the seed. The data types are
-//! in `state`, `node` and `setup`; each other file holds one kind of steps, in an
-//! `impl Cluster`. Observations go to [`crate::check::Checker`].
+//! With a register of views, each of three or four nodes may be primary, mirror and backup.
+//! Without one the third and the fourth are the backups.
+//!
+//! Owns the order in which the actions of real threads and people are done: one step after the
+//! other, in one thread, every choice drawn from the seed. The data types are in `state`, `node`
+//! and `setup`. Each other file holds one kind of steps, in an `impl Cluster`. Observations go to
+//! [`crate::check::Checker`].
 
 use std::time::Duration;
 

@@ -1,12 +1,14 @@
 //! One node's disk: what its processes read, and what a power loss would leave of it.
 //!
 //! Owns files, names and directories, each twice: as cached (what calls see)
-//! and as durable (what survives a loss of power). Invariants:
+//! and as durable (what survives a loss of power).
+//!
+//! Invariants:
 //! - A sector is `dirty` or `lost`, or its cached and durable bytes are the same.
 //! - `sync` and durable writes change the durable side at once. Before a power loss only
 //!   write-back changes it otherwise, at any time.
 //! - `pending` holds the name operations that the durable names lack, in
-//!   order; a power loss applies a prefix of them.
+//!   order. A power loss applies a prefix of them.
 //! - Bytes beyond a file's end are zero on both sides after each call, except after a
 //!   truncation that is not durable yet (`cut`).
 

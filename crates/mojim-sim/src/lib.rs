@@ -4,8 +4,8 @@
 //! machine, made from one seed. Invariants:
 //! - The same seed, the same [`Faults`] and the same calls give the same run,
 //!   byte for byte: no thread, no clock, no address and no hash order decides.
-//! - The medium does what `mojim_env` allows, and no more: what was made durable survives
-//!   any crash; anything else may survive, in any part.
+//! - The medium does what `mojim_env` allows, and no more: what was made durable survives any
+//!   crash. Anything else may survive, in any part.
 //! - A dead process changes nothing that a later one sees: each call of its
 //!   [`SimEnv`] fails, and stores that it still makes into named or persistent
 //!   memory go into a copy that nobody else maps.

@@ -1,10 +1,13 @@
-//! Heap memory that stands for what processes map, and the durable image of
-//! persistent memory.
+//! Heap memory that stands for what processes map, and the durable image of persistent memory.
 //!
-//! Owns the allocations. Invariants: a [`Region`] starts at a page boundary,
-//! never moves and stays valid while a `Memory` or the world holds it; nothing
-//! here ever makes a reference to its bytes, since the engine stores into them
-//! through raw pointers at any time.
+//! Owns the allocations.
+//!
+//! Invariants:
+//!
+//! - A [`Region`] starts at a page boundary.
+//! - It never moves, and it stays valid while a `Memory` or the world holds it.
+//! - Nothing here ever makes a reference to its bytes, since the engine stores into them through
+//!   raw pointers at any time.
 
 use crate::rng::Rng;
 use mojim_env::Memory;

@@ -1,5 +1,4 @@
-//! What the files of the volume must be: the operations of sync points, and their effect
-//! on the files.
+//! The expected files of the volume: the operations of sync points, and their effect on the files.
 //!
 //! Owns no state. Invariant: nothing here is code of the engine, which is compared with
 //! it.

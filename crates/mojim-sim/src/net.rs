@@ -1,10 +1,13 @@
 //! The network between nodes: byte streams that are late, cut or silent.
 //!
-//! Owns connections, listeners and partitions. Invariants:
-//! - What one end receives is a prefix of what the other sent, in order,
+//! Owns connections, listeners and partitions.
+//!
+//! Invariants:
+//! - One end receives a prefix of what the other sent, in order,
 //!   whatever happens to the connection.
-//! - Time moves only in [`Net::run`]; a byte arrives at the time that was
-//!   drawn for it when it was sent, never earlier than the byte before it.
+//! - Time moves only in [`Net::run`].
+//! - A byte arrives at the time that was drawn for it when it was sent, never earlier than
+//!   the byte before it.
 //! - A machine without power answers nothing. Once it runs again, it answers bytes of its
 //!   old connections with a reset.
 

@@ -1,8 +1,12 @@
 //! Every sync point of a volume, as a tree: a fork is a point with two children.
 //!
-//! Owns the points, and which of them has which LSN in which epoch. Invariants: the first
-//! point is the empty volume; a point's last LSN is above its parent's; no two points
-//! have the same epoch and last LSN.
+//! Owns the points, and which of them has which LSN in which epoch.
+//!
+//! Invariants:
+//!
+//! - The first point is the empty volume.
+//! - A point's last LSN is above its parent's.
+//! - No two points have the same epoch and last LSN.
 
 use mojim_protocol::{AckRule, History};
 use std::collections::BTreeMap;

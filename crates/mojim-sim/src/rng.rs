@@ -2,7 +2,7 @@
 //!
 //! Owns the generator (xoshiro256++, seeded by splitmix64) and nothing else.
 //! Invariant: the same seed and the same calls give the same numbers on every
-//! machine; nothing here reads the clock, an address or a hash order.
+//! machine. Nothing here reads the clock, an address or a hash order.
 
 /// A deterministic generator of random numbers.
 #[derive(Debug, Clone)]

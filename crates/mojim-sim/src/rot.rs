@@ -1,5 +1,4 @@
-//! Bits that rot in a node's logs and superblock, and log writes that go to a wrong
-//! place.
+//! Bits that rot in a node's logs and superblock, and log writes that go to a wrong place.
 //!
 //! Owns the draws of such damage, which have a random generator of their own, and the
 //! reading of a damaged medium. This reading follows docs/reference/format.md ("How recovery finds
@@ -9,8 +8,8 @@
 //! (docs/reference/guarantees.md, "Damaged data files").
 //!
 //! A log on a disk is read only if the ring's memory is gone. So damage to it shows after
-//! a loss of power; a start before that writes the log anew. Persistent memory is damaged
-//! only while no process uses it: a process that uses it would read other bytes than it
+//! a loss of power. A start before that writes the log anew. Persistent memory is damaged
+//! only while no process uses it. A process that uses it would read other bytes than it
 //! wrote, and no behaviour is defined for that.
 
 use std::path::Path;

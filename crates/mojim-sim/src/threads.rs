@@ -1,6 +1,5 @@
-//! Several threads of a program call `Primary::commit` and wait, one at a time
-//! in an order drawn from a seed, while a link, a checkpoint and a mirror's
-//! lanes have threads of their own.
+//! Several threads of a program call `Primary::commit` and wait, one at a time in an order drawn
+//! from a seed. Meanwhile a link, a checkpoint and a mirror's lanes have threads of their own.
 //!
 //! Owns the programs and the results of their calls. A sync point counts as acknowledged
 //! if its call returned success, not if the engine would say so when asked. Invariants
@@ -10,10 +9,10 @@
 //!   another file.
 //! - A word to which several threads stored has the value of the greatest LSN among the
 //!   sync points that are there.
-//! - Without a fault no call fails, and all calls end, also if a thread of the program comes to
-//!   its end while it makes a record.
+//! - Without a fault no call fails, and all calls end. This holds also if a thread of the program
+//!   comes to its end while it makes a record.
 //! - A sync point whose call did not wait outlives the program, if its node keeps its power.
-//! - What was appended before others' records were waited for is in the logs after that.
+//! - All that was appended before others' records were waited for is in the logs after that.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;

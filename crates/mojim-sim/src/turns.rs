@@ -8,8 +8,8 @@
 //! Invariants:
 //! - The same seed and the same threads, begun in the same order, give the same run:
 //!   neither the machine's clock nor its scheduler decides anything.
-//! - A waiting thread goes on when what it waits for has come, when its time is over, or
-//!   now and then spuriously, as with futexes and streams.
+//! - A waiting thread goes on when what it waits for has come, or when its time is over. Now
+//!   and then it goes on spuriously, as with futexes and streams.
 //! - No lock of the simulated world is held while another thread runs.
 
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,10 +1,15 @@
 //! The register of views, simulated: what a majority of voters would keep.
 //!
-//! Owns one volume's register, which nodes the voters cannot hear at present, and the
-//! three ways in which an answer may be missing: nothing was done; it was done and the
-//! answer was lost; or it is done later. A swap is atomic: agreement among the voters is
-//! the business of the consensus library, not of this module. Owns also a primary's calls
-//! to the register, which are run while the primary goes on.
+//! Owns one volume's register, which nodes the voters cannot hear at present, and the three ways
+//! in which an answer may be missing:
+//!
+//! - Nothing was done.
+//! - It was done and the answer was lost.
+//! - It is done later.
+//!
+//! A swap is atomic. Agreement among the voters is the business of the consensus library, not of
+//! this module. Owns also a primary's calls to the register, which are run while the primary goes
+//! on.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -2,7 +2,7 @@
 //!
 //! A mount removes, renames and makes files in one record. Applied again after a crash, from its
 //! first change, the record finds a catalogue and a directory that have some of the changes
-//! already: a file that was removed stayed for ever, or was in the way of the next one, and the
+//! already. A file that was removed stayed for ever. Or it was in the way of the next one, and the
 //! copy could not be opened any more.
 
 mod single;

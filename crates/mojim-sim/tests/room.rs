@@ -1,8 +1,9 @@
 //! Sync points that are applied to a disk without room, at every step of it.
 //!
-//! A write that found no room poisoned the copy, though its record was in the log: when there was
-//! room, somebody had to begin anew. What is being applied is now given up, and applied again. Here
-//! the disk has room for no page, for one, for two and so on, until all of it is applied at once.
+//! A write that found no room poisoned the copy, though its record was in the log. When there was
+//! room, somebody had to begin anew. The attempt to apply the record is now given up, and made
+//! again. Here the disk has room for no page, for one, for two and so on, until all of it is
+//! applied at once.
 
 mod single;
 

@@ -1,5 +1,6 @@
-//! A voter's files: what is promised, by a call or by what a start has read, is
-//! there after whatever comes; and each broken promise is noticed.
+//! A voter's files keep every promise, and each broken promise is noticed.
+//!
+//! A promise is made by a call, or by what a start has read. It is there after whatever comes.
 
 use mojim_sim::voter::{Broken, catch, run};
 

@@ -11,11 +11,14 @@
 //! The **data area** (`area.rs`) merges records into pages and writes the data files.
 //! `store/apply.rs` has the order: committed records, whole sync points, by LSN. The threads that
 //! apply yield at wake-ups and have no lower priority, since others wait for their locks. Three
-//! callers do this work themselves: one that waits for room in a log, one that waits for the data
-//! files (a rollback, a detach), and the start of a copy.
+//! callers do this work themselves:
+//!
+//! - one that waits for room in a log,
+//! - one that waits for the data files (a rollback, a detach),
+//! - the start of a copy.
 //!
 //! A **checkpoint** (`checkpoint_if`) runs when a log is half full, or after 50 ms without work. It
-//! syncs the data files (unless the log is memory), writes the superblock, and then releases the
+//! syncs the data files (unless the log is memory), and writes the superblock. Then it releases the
 //! log space that backups and a linked mirror do not need.
 //!
 //! `store/open.rs` opens and recovers a copy: superblock, logs, catalogue, the contiguous prefix of

@@ -1,14 +1,15 @@
 //! The log: a ring of records in memory, and where it is made persistent.
 //!
 //! Owns the ring's bytes and three positions in it, `start <= persisted <=
-//! head` (except that `persisted` stays behind if nothing calls `persist`). What
-//! several threads append behind `head` is counted in `reservations.rs`.
-//! Positions never wrap; a byte lies at `position % size`.
-//! The same ring is send buffer, metadata log (Mojim 4.2) and image of the log
-//! on disk, byte for byte, so a record is encoded once.
+//! head` (except that `persisted` stays behind if nothing calls `persist`). The records that
+//! several threads append behind `head` are counted in `reservations.rs`.
+//! Positions never wrap. A byte lies at `position % size`.
+//! The same ring is send buffer, metadata log (Mojim 4.2) and, byte for byte, image of the
+//! log on disk. So a record is encoded once.
 //!
 //! Invariants:
-//! - Records begin at multiples of `align` and never cross the ring's end; a
+//!
+//! - Records begin at multiples of `align` and never cross the ring's end. A
 //!   pad fills what is left there. On a disk no two records share a sector, so
 //!   a torn write never touches an older record.
 //! - `[start, head)` is never overwritten. `start` moves only past records

@@ -1,18 +1,20 @@
 //! Room in a log that threads take one after the other, and fill side by side.
 //!
-//! Owns what is taken behind a log's head, and moves the head on as it is filled. Room is taken
-//! under a lock, which is held for some instructions. It is filled without one, and then joined
-//! to the log: the head moves to the end of the first reservations that are filled, and no
-//! further. So nobody sees room that is not filled.
+//! Owns the room that is taken behind a log's head, and moves the head on as the room is filled.
+//! A thread takes room under a lock, which is held for some instructions. It fills the room without
+//! a lock, and then joins it to the log: the head moves to the end of the first reservations that
+//! are filled, and no further. So nobody sees room that is not filled.
 //!
 //! Invariants:
-//! - `head <= end`; the room between belongs to reservations, in the order of their tickets and
+//!
+//! - `head <= end`. The room between belongs to reservations, in the order of their tickets and
 //!   without gaps.
 //! - The head moves from where a reservation begins to where that ends, and only when it is
 //!   filled.
-//! - Whoever fills room, or moves the head to where it begins, moves the head over it. The first
-//!   one notes the room as filled and then looks at the head; the second one moves the head and
-//!   then looks at the note. All four are sequentially consistent: one of the two sees the other.
+//! - Two threads may move the head over a reservation: the one that fills its room, and the one
+//!   that moves the head to where it begins. The filler notes the room as filled and then looks at
+//!   the head. The other moves the head and then looks at the note. All four steps are
+//!   sequentially consistent, so one of the two threads sees the other.
 //! - A note is at most the head at which its next reservation begins, unless that is filled: a
 //!   place is used again only when the head has passed what was there. So a note above the head
 //!   is that of the reservation that begins there.

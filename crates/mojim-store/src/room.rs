@@ -1,14 +1,14 @@
 //! How much of a node's disk a copy leaves free, and what it keeps for itself.
 //!
-//! Owns two reserves. What is counted as free leaves out the first one ([`reserve`]): programs do
-//! not get it, so that what they remove and cut can be applied. A change of names or sizes is
-//! written as a whole catalogue, beside the old one. A mount refuses, `df` shows, and `mojim
-//! status` warns by this one figure. But others write to the disk, too: so the copy has some files
-//! that keep room. When applying finds none, those that keep it for anything go, and it is tried
-//! again. The catalogue and the notes of names are then written into the others.
+//! Owns two reserves. The room that is counted as free leaves out the first one ([`reserve`]):
+//! programs do not get it, so that what they remove and cut can be applied. A change of names or
+//! sizes is written as a whole catalogue, beside the old one. A mount refuses, `df` shows, and
+//! `mojim status` warns by this one figure. But others write to the disk, too: so the copy has some
+//! files that keep room. When applying finds none, those that keep it for anything go, and it is
+//! tried again. The catalogue and the notes of names are then written into the others.
 //!
 //! Invariants:
-//! - Nothing is lost with the files that keep room; they may be missing at any time.
+//! - Nothing is lost with the files that keep room. They may be missing at any time.
 //! - No bytes of data files take the room that is kept for the catalogue and the notes: a removal
 //!   needs no other room than that.
 

@@ -1,25 +1,29 @@
 //! A copy of another node's files, kept beside this node's own until it is whole.
 //!
-//! Owns the staged files, `.mojim-copy/NUMBER` in the data directory (which may
-//! be a file system of its own, and a rename must stay within it), and their
-//! catalogue, `copy` in the metadata directory.
+//! Owns two things:
+//!
+//! - The staged files, `.mojim-copy/NUMBER` in the data directory. That directory may be a file
+//!   system of its own, and a rename must stay within it.
+//! - Their catalogue, `copy` in the metadata directory.
 //!
 //! Invariants:
-//! - The present copy is not changed before `seal` returned and the superblock
-//!   says `Switching`: if the sender fails before that, nothing is lost.
-//! - `put_in_place` may be repeated from any point where a crash cut it off:
-//!   a staged file that is gone is in its place, which is checked before
-//!   anything else changes. (If the data directory is not mounted, all files
-//!   seem to be gone.)
-//! - Older files are only a source of bytes: a page of an older file is taken
-//!   only if its bytes have the sum that the sender named.
-//! - A staged file is closed with bytes that were not synced only where a sync of the whole file
-//!   system, opened before they were written, tells of writes that failed.
-//! - The copy is sealed only after every wanted page has come, and every stream
-//!   that carried anything has ended.
-//! - Bytes are read and written by several threads at once, each with a
-//!   [`Target`] that it got from this copy. Threads of an older copy write into
-//!   files that were removed; nothing is written once the copy is sealed.
+//!
+//! - The present copy is not changed before `seal` returned and the superblock says `Switching`: if
+//!   the sender fails before that, nothing is lost.
+//! - `put_in_place` may be repeated from any point where a crash cut it off: a staged file that is
+//!   gone is in its place, which is checked before anything else changes. (If the data directory is
+//!   not mounted, all files seem to be gone.)
+//! - Older files are only a source of bytes: a page of an older file is taken only if its bytes
+//!   have the sum that the sender named.
+//! - A staged file may be closed with bytes that were not synced only on a condition. A sync of the
+//!   whole file system must tell of writes that failed. It must have been opened before the bytes
+//!   were written.
+//! - The copy is sealed only after every wanted page has come, and every stream that carried
+//!   anything has ended.
+//! - Bytes are read and written by several threads at once, each with a [`Target`] that it got from
+//!   this copy.
+//! - Threads of an older copy write into files that were removed.
+//! - Nothing is written once the copy is sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,20 +1,28 @@
 //! One node's copy of a volume: superblock, logs, data area.
 //!
-//! Owns the durable facts of views, and what is known to be missing. Its modules: the
-//! fields and their locks (`state`), opening and recovery (`open`), application and
-//! release of records (`apply`), how far records are applied (`applier`), who takes the
-//! applier's lock first (`gate`), spill files (`spill`), the sizes of data files (`sizes`), requests of background readers (`hold`), and a copy that comes from
-//! another node (`load`).
-//! Primary and mirror use the same code; they differ in who fills the logs and in what
+//! Owns the durable facts of views, and what is known to be missing. Its modules:
+//!
+//! - `state`: the fields and their locks
+//! - `open`: opening and recovery
+//! - `apply`: application and release of records
+//! - `applier`: how far records are applied
+//! - `gate`: which thread takes the applier's lock first
+//! - `spill`: spill files
+//! - `sizes`: the sizes of data files
+//! - `hold`: requests of background readers
+//! - `load`: a copy that comes from another node
+//!
+//! Primary and mirror use the same code. They differ in who fills the logs and in what
 //! counts as committed.
 //!
 //! Invariants:
+//!
 //! - 1 of `docs/reference/invariants.md`: a record reaches the data area only from a log at least
 //!   as durable, and only when committed. Where the log is memory, the boot id
 //!   was made durable when the store was opened, so a copy from another boot is
 //!   discarded.
-//! - What a [`Hold`] still needs stays in the logs below the checkpoint, as
-//!   long as there is room for it.
+//! - The records that a [`Hold`] still needs stay in the logs below the checkpoint, as
+//!   long as there is room for them.
 //! - A copy is replaced only by a whole one: a copy from another node is staged
 //!   beside it until all of it is durable (`stage`).
 //! - After the first failed write or sync the store is poisoned: every call

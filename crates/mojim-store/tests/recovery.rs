@@ -1,5 +1,7 @@
-//! What is read back from logs that are shorter than they were, or that hold leftovers of an
-//! earlier epoch; and what stays beside a log for as long as it is needed.
+//! Tests of recovery from damaged or reused logs, and of the files beside a log.
+//!
+//! The logs are shorter than they were, or hold leftovers of an earlier epoch: the tests check what
+//! is read back from them. They also check what stays beside a log for as long as it is needed.
 //!
 //! Owns its temporary directories.
 

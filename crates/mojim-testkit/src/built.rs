@@ -1,9 +1,11 @@
-//! What was built of this source: the command and the shared libraries, as tests use them.
+//! The build of this source, as tests use it: the command and the shared libraries.
 //!
-//! `cargo test` builds no command and no shared library of another package, so this asks cargo
-//! for them, in the profile and target directory of the test itself. Where MOJIM_BUILT is set, the
-//! whole workspace was built just now (`scripts/test`): asked for by themselves they are built
-//! with other features of what they depend on, and all of that once more.
+//! `cargo test` builds no command and no shared library of another package. So this asks cargo for
+//! them, in the profile and target directory of the test itself.
+//!
+//! Where MOJIM_BUILT is set, the whole workspace was built just now (`scripts/test`), and cargo is
+//! not asked to build one of them by itself. It would build them with other features of what they
+//! depend on, and all of that once more.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,8 +2,8 @@
 //! passes everything on to a directory beside it.
 //!
 //! Owns its mount, which is in a mount namespace of the test's thread and of
-//! the processes that it starts: it is gone with them, however the test ends.
-//! What is passed on is left to the kernel's page cache: a disk that loses its
+//! the processes that it starts. It is gone with them, however the test ends.
+//! The kernel's page cache keeps what is passed on: a disk that loses its
 //! power is the simulator's affair.
 
 use std::collections::HashMap;

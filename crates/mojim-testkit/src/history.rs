@@ -1,19 +1,19 @@
-//! What the clients of a volume saw, and whether a single log that never
-//! failed could have shown it to them.
+//! Checks what the clients of a volume saw: could one log that never failed have shown it?
 //!
-//! The object is a log to which numbered entries are appended, each by one
-//! writer (one process, attached once). There are two kinds of operations, each
-//! with the time before it began and the time after it ended, on one clock:
-//! an acknowledged append, and a reading of the whole log, which every
-//! process does when it has attached. A process may have one more append that
-//! was not acknowledged; it is there whole or not at all.
+//! The object is a log to which numbered entries are appended, each by one writer (one
+//! process, attached once). There are two kinds of operations, each with the time before it
+//! began and the time after it ended, on one clock: an acknowledged append, and a reading of
+//! the whole log, which every process does when it has attached. A process may have one more
+//! append that was not acknowledged. It is there whole or not at all.
 //!
-//! The entries' numbers are the order that linearizability asks for; so all
-//! that is left to check is that this order is one (each number once, every
-//! reading a prefix of the longest) and that it nowhere contradicts time: of
-//! two operations of which one ended before the other began, the first must
-//! not come later. The order is total and the times are intervals, so pairs are
-//! enough.
+//! The entries' numbers are the order that linearizability asks for. So two things are left
+//! to check:
+//!
+//! - This order is one: each number once, every reading a prefix of the longest.
+//! - It nowhere contradicts time: if one operation ended before another began, the first must
+//!   not come later.
+//!
+//! The order is total and the times are intervals, so pairs are enough.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! What the tests of the C interface and of the preload library share: the
-//! built libraries, a C compiler, and a volume in a directory of its own.
+//! Shared by the tests of the C interface and of the preload library: the built libraries, a C
+//! compiler, and a volume in a directory of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

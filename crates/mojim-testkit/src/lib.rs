@@ -1,8 +1,13 @@
-//! What tests of the whole product share: processes of the `mojim` command, which are started,
-//! read, signalled, and gone when a test ends; clusters of nodes, and what can go wrong around
-//! them. The tests themselves are in `tests/`.
+//! Shared by tests of the whole product:
 //!
-//! Also what the tests of the C interface and of the preload library begin with ([`interface`]).
+//! - processes of the `mojim` command, which are started, read, signalled, and gone when a
+//!   test ends,
+//! - clusters of nodes, and what can go wrong around them.
+//!
+//! The tests themselves are in `tests/`.
+//!
+//! Also shared: what the tests of the C interface and of the preload library begin with
+//! ([`interface`]).
 
 #![allow(missing_docs, reason = "what a name says is not said again")]
 

@@ -1,14 +1,15 @@
-//! A network of its own for a test: a namespace for each node, joined by veth
-//! pairs to a bridge in another, and what can go wrong on it.
+//! A network of its own for a test, and what can go wrong on it.
+//!
+//! Each node has a namespace, joined by veth pairs to a bridge in another.
 //!
 //! Owns the namespaces, which have no names: they are gone when the last
 //! process and descriptor in them is, however the test ends. The thread that
 //! makes a network is in the bridge's namespace from then on, and so is what
 //! it starts and does not put elsewhere.
 //!
-//! Cuts are rules of nft where packets arrive. A slow network is another way
-//! between the nodes, a TUN device in each and a thread that passes packets on
-//! late, at a rate, or not at all: it needs no module of the kernel's.
+//! Cuts are rules of nft where packets arrive. A slow network is another way between the nodes. It
+//! consists of a TUN device in each and a thread that passes packets on late, at a rate, or not at
+//! all. It needs no module of the kernel's.
 
 use std::collections::{BTreeSet, BinaryHeap};
 use std::ffi::CString;

@@ -1,11 +1,13 @@
-//! A cluster whose every node is in a network namespace of its own: its
-//! daemon and, where it holds data, a program under `mojim run`.
+//! A cluster whose every node is in a network namespace of its own.
 //!
-//! Owns the processes, the directories and the clients' journals. What an
-//! init system would do is done in `tick`: `mojim run` is started again
-//! when it ended. Killing a node is killing all its processes at once; a node
-//! that loses its power loses its shared memory too, and comes back with
-//! another boot id, which each node has of its own. The page cache stays.
+//! A node is its daemon and, where it holds data, a program under `mojim run`.
+//!
+//! Owns the processes, the directories and the clients' journals. `tick` does the work of an init
+//! system: it starts `mojim run` again when it ended.
+//!
+//! Killing a node is killing all its processes at once. A node that loses its power loses its
+//! shared memory too, and comes back with another boot id. Each node has a boot id of its own.
+//! The page cache stays.
 
 use std::ffi::CString;
 use std::fs::{self, File};

@@ -1,6 +1,7 @@
-//! What an attach or a promotion may conclude from the copies that it finds:
-//! never that less was acknowledged than is known, or may be, unless an operator
-//! says so. Real nodes without a register, memory and disks that are lost, logs
+//! The conclusions that an attach or a promotion may draw from the copies that it finds.
+//!
+//! It may never conclude that less was acknowledged than is known, or may be, unless an operator
+//! says so. The tests have real nodes without a register, memory and disks that are lost, and logs
 //! that are damaged.
 //!
 //! Owns its temporary directories, shared memory and processes.

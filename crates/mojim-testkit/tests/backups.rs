@@ -1,7 +1,7 @@
 //! The secondary tier with real processes: a primary, its mirror, and backups
 //! that the mirror forwards to.
 //!
-//! What is checked is each backup's data files: whole sync points, in the end
+//! The tests check each backup's data files: whole sync points, in the end
 //! the same bytes as the primary's. Owns its temporary directories, shared
 //! memory and processes.
 

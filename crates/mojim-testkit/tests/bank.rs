@@ -1,10 +1,15 @@
-//! The same small bank in every language (`examples/bank*`), on one file: each is run, killed
-//! at random moments, failed over to the mirror, and finds the total right and every transfer
-//! that was said to be made. A bank whose sync points are not atomic is caught.
+//! The same small bank in every language (`examples/bank*`), on one file.
 //!
-//! BANK_SEED repeats a run, as far as its moments can be. BANK_ROUNDS: how often each bank has
-//! its turn (default 1), BANK_KILLS: how often it is killed in one (default 1; the last one
-//! takes its node along). Owns its cluster and its processes.
+//! Each is run, killed at random moments, and failed over to the mirror. It finds the total
+//! right, and every transfer that was said to be made. A bank whose sync points are not
+//! atomic is caught.
+//!
+//! - BANK_SEED repeats a run, as far as its moments can be.
+//! - BANK_ROUNDS: how often each bank has its turn (default 1).
+//! - BANK_KILLS: how often it is killed in one (default 1). The last kill takes its node
+//!   along.
+//!
+//! Owns its cluster and its processes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

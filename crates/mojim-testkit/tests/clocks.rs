@@ -1,10 +1,12 @@
-//! Clocks that jump, or that are those of different machines: of daemons and
-//! programs that replicate, with a register of views, without keys and with.
+//! Clocks that jump, or that are those of different machines.
 //!
-//! The time of day is moved in each process by a library that is put before the
-//! C library (`programs/clock.c`), the monotonic clock by a time namespace. No
-//! other clock is read. Owns its temporary directories, shared memory and
-//! processes.
+//! They are the clocks of daemons and programs that replicate, with a register of views, without
+//! keys and with.
+//!
+//! A library that is put before the C library (`programs/clock.c`) moves the time of day in each
+//! process. A time namespace moves the monotonic clock. No other clock is read.
+//!
+//! Owns its temporary directories, shared memory and processes.
 
 // The checks are checked: limits by the time of day, and certificates that never expire. It first
 // checks both clocks with `date` and `/proc/uptime`. Without keys no process asks for the time of

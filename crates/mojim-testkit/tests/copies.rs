@@ -1,7 +1,7 @@
 //! Copies that differ, end to end: sent by difference, compared and repaired
 //! while a program commits.
 //!
-//! What counts here are bytes, as the nodes count them, never time.
+//! The tests count bytes, as the nodes count them, never time.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

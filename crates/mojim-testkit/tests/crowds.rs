@@ -1,10 +1,14 @@
 //! Many files on a mount, and kills in the middle of it.
 //!
-//! A program makes files in batches, removes earlier batches, and asks for a sync point after each; node and
-//! mount of the primary are killed meanwhile, in turn on either node. The other one takes over with
-//! names in its log that it has not applied. Each batch whose sync point returned is whole there, each
-//! whose removal was synced is gone. CROWD_FILES (default 6,000) files in CROWD_ROUNDS (default 2)
-//! rounds; long: `CROWD_FILES=100000 CROWD_ROUNDS=4`.
+//! A program makes files in batches, removes earlier batches, and asks for a sync point after each.
+//! Node and mount of the primary are killed meanwhile, in turn on either node. The other one takes
+//! over with names in its log that it has not applied. It must show:
+//!
+//! - each batch whose sync point returned is whole
+//! - each batch whose removal was synced is gone
+//!
+//! Two variables set the size: CROWD_FILES (files, default 6,000) and CROWD_ROUNDS (rounds,
+//! default 2). The long form is `CROWD_FILES=100000 CROWD_ROUNDS=4`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,8 +1,8 @@
 //! Disks that are slow, or fail once, below real nodes (`src/disk.rs`).
 //!
-//! What is checked each time is the history: an entry is acknowledged when its
-//! number was printed, and whoever is primary later must find it. Owns its
-//! temporary directories, mounts, shared memory and processes.
+//! The history is checked each time: an entry is acknowledged when its number was printed, and
+//! whoever is primary later must find it. Owns its temporary directories, mounts, shared memory
+//! and processes.
 //!
 //! Where there can be no file system in user space, a test says so and passes.
 

@@ -1,5 +1,7 @@
-//! What README and the documents tell a user to type is right: README from its top is run,
-//! and each `mojim` command of any shell block is one that the command line takes.
+//! README and the documents tell a user to type the right commands.
+//!
+//! - README is run from its top.
+//! - Each `mojim` command of any shell block is one that the command line takes.
 //!
 //! The blocks are read from the documents themselves. Owns its temporary directory, ports
 //! and processes.

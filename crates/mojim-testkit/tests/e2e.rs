@@ -1,9 +1,9 @@
 //! The `mojim` command end to end: real nodes and programs on loopback,
 //! killed and started again.
 //!
-//! Owns nothing but its own temporary directories, shared memory and
-//! processes, all gone when a test ends. No test depends on how long
-//! something takes; what happens is awaited, with a generous deadline.
+//! Owns nothing but its own temporary directories, shared memory and processes, all gone when a
+//! test ends. No test depends on how long something takes: it awaits what happens, with a generous
+//! deadline.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

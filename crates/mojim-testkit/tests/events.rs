@@ -1,5 +1,6 @@
-//! What daemons tell of what happens, as alerts need it: a code and a level for each event, and nothing
-//! that looks like one while all is well.
+//! The events that daemons tell, as alerts need them.
+//!
+//! Each event has a code and a level. Nothing that looks like an event is told while all is well.
 
 // Seen to fail, each by a defect made on purpose or found:
 // - no limit, and a limit that counts nothing

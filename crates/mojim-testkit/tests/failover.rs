@@ -1,9 +1,10 @@
-//! Three nodes with a register of views: real daemons and programs, killed,
-//! stopped and started again, and nobody types a command.
+//! Three nodes with a register of views, which nobody commands.
 //!
-//! What is checked each time is the history: an entry is acknowledged when its
-//! number was printed, and whoever is primary later must find it. Owns its
-//! temporary directories, shared memory and processes.
+//! Real daemons and programs are killed, stopped and started again, and nobody types a command.
+//! Each test checks the history. An entry is acknowledged when its number was printed, and every
+//! later primary must find it.
+//!
+//! Owns its temporary directories, shared memory and processes.
 
 // Seen to fail, each by a defect made on purpose or found:
 // - the silence of a primary was counted from the mirror's last look at a word half a second old,

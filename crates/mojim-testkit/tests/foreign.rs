@@ -1,11 +1,12 @@
-//! Programs that use one file of a mount past each other: buffered, past the page cache, by libaio, by
-//! io_uring and through mappings, from several processes, beside a model of what each read must find
-//! (`programs/foreign.c`).
+//! Programs that use one file of a mount past each other, beside a model of what each read must
+//! find (`programs/foreign.c`). They use it buffered, past the page cache, by libaio, by io_uring
+//! and through mappings, from several processes.
 //!
-//! A mount once asked for FUSE_ASYNC_DIO. With that, the kernel drops cached pages before a write by
-//! libaio and O_DIRECT and not after it: a page that another program read meanwhile kept its old bytes.
-//! They were read on, also by who opened the file later, and a byte that was stored into a mapping of
-//! such a page wrote the whole of it back, over what had been fsynced, on both nodes.
+//! A mount once asked for FUSE_ASYNC_DIO. With that, the kernel drops cached pages before a write
+//! by libaio and O_DIRECT and not after it: a page that another program read meanwhile kept its old
+//! bytes. Those were read on, also by programs that opened the file later. A byte that was stored
+//! into a mapping of such a page wrote the whole page back. It overwrote what had been fsynced, on
+//! both nodes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
-//! What a cluster does by itself where no program is attached: the daemon of the node
-//! that is primary brings the other copy up to date, and gives way to a program.
+//! Tests of how a cluster heals by itself where no program is attached.
+//!
+//! The daemon of the node that is primary brings the other copy up to date, and gives way to a
+//! program.
 //!
 //! Owns its temporary directories, shared memory and processes.
 

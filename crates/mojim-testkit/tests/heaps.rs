@@ -1,5 +1,7 @@
-//! Heaps that move to the mirror: a program in C and one in C++ lose their node in the middle of
-//! their work, and go on at the other one with all that was acknowledged.
+//! Heaps that move to the mirror.
+//!
+//! A program in C and one in C++ lose their node in the middle of their work. They go on at
+//! the other one with all that was acknowledged.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

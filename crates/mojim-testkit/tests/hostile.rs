@@ -1,5 +1,7 @@
-//! What a peer says, and what files are called, reaches an operator's screen as text: nothing that a
-//! terminal acts on, no line of its own, and no word about other nodes.
+//! A peer's words and the names of files reach an operator's screen as text.
+//!
+//! Such text has nothing that a terminal acts on, no line of its own, and no word about other
+//! nodes.
 //!
 //! Owns the daemon that answers in the place of a node, with any words.
 

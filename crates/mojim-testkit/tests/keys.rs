@@ -1,9 +1,10 @@
-//! A cluster with keys: made by the command, replicating over authenticated
-//! links, and shut to everybody else; with real processes.
+//! A cluster with keys, with real processes.
 //!
-//! Which certificates are believed is tested where that is decided
-//! (`mojim_linux::tls`); here is what a whole node does with whom. Owns its
-//! temporary directories, shared memory and processes.
+//! The command makes it. It replicates over authenticated links, and is shut to everybody else.
+//!
+//! `mojim_linux::tls` decides which certificates are believed, and that is tested there. Here is
+//! tested what a whole node does with whom. Owns its temporary directories, shared memory and
+//! processes.
 
 use std::fs;
 use std::io::{Read, Write};

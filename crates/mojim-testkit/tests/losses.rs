@@ -1,5 +1,6 @@
-//! What `mojim mount` cannot take, or cannot keep: who asked for it is told, each time, and nobody
-//! else has to pay for it.
+//! Changes that `mojim mount` cannot take, or cannot keep.
+//!
+//! The program that asked for one is told, each time, and nobody else has to pay for it.
 
 // Seen to fail, each by a defect made on purpose or found:
 // - the look at what was lost

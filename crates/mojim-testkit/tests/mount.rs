@@ -1,6 +1,6 @@
 //! `mojim mount`, end to end: a volume as a directory, with programs that know nothing of Mojim.
 //!
-//! What is compared is what a plain directory shows, and what was synced, after kills and on the
+//! The tests compare what a plain directory shows, and what was synced, after kills and on the
 //! other node.
 
 // Mounts that read, seen to fail, each by a defect made on purpose or found:

@@ -1,4 +1,4 @@
-//! Who may give a node orders, where there are no keys: its own user, and root.
+//! The users that may give a node orders, where there are no keys: its own user, and root.
 
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;

@@ -1,13 +1,18 @@
-//! Every mode and every two failures, as docs/reference/two-failures.md promises: real
-//! nodes on loopback, a program that appends entries, and that page's tables.
+//! Every mode and every two failures, as docs/reference/two-failures.md promises.
 //!
-//! A case is one cell of a table. The program has entries acknowledged; then
-//! what the cell names fails, at the same time or, where somebody can go on,
-//! one after the other, with more entries acknowledged in between; nodes that
-//! can come back do, an operator does what the cell's word allows and nothing
-//! else, and whoever is primary then is asked for every entry, byte by byte.
-//! The tables are read from the document. Owns its temporary directories, shared
-//! memory and processes.
+//! The nodes are real ones on loopback. A program appends entries. The tables are that page's, read
+//! from the document.
+//!
+//! A case is one cell of a table:
+//!
+//! - The program has entries acknowledged.
+//! - Then what the cell names fails at the same time. Where somebody can go on, it may fail one
+//!   after the other instead, with more entries acknowledged in between.
+//! - Nodes that can come back do.
+//! - An operator does what the cell's word allows and nothing else.
+//! - The node that is primary then is asked for every entry, byte by byte.
+//!
+//! Owns its temporary directories, shared memory and processes.
 //!
 //! A loss of power takes a node's memory away, not its page cache: what was
 //! never flushed is the simulator's affair (docs/reference/testing.md). `PAIRS_ROUNDS=20`

@@ -2,16 +2,15 @@
 //! own: killed, cut off, slowed down, and healed, while programs under
 //! `mojim run` commit on whichever node is primary. Nobody types a command.
 //!
-//! After each fault somebody must serve again where a majority and a whole copy
-//! are left, and after each heal there must be one primary, its mirror a
-//! member, and the copies equal. Then the histories of all clients are checked
-//! (`src/history.rs`): nothing acknowledged is lost or torn, the order
-//! holds, and no two primaries had anything acknowledged in overlapping time.
+//! After each fault somebody must serve again where a majority and a whole copy are left. After
+//! each heal there must be one primary, its mirror a member, and the copies equal. Then the
+//! histories of all clients are checked (`src/history.rs`): nothing acknowledged is lost or torn,
+//! the order holds, and no two primaries had anything acknowledged in overlapping time.
 //!
-//! Where namespaces or nft are not permitted or not there, a test says so and
-//! passes. `PARTITION_ROUNDS` is the number of rounds of random faults for each
-//! set (default 2); with more than that, the scenarios run in every mode and
-//! with every log medium. `PARTITION_SEED` repeats the choices, not the timing.
+//! Where namespaces or nft are not permitted or not there, a test says so and passes.
+//! `PARTITION_ROUNDS` is the number of rounds of random faults for each set (default 2). With more
+//! than that, the scenarios run in every mode and with every log medium. `PARTITION_SEED` repeats
+//! the choices, not the timing.
 
 // Faults of replication, and the tests that cover them. `P` is this file, with the scenario's
 // words, `F` is `failover.rs`, `E` `e2e.rs`, `D` `disks.rs`, `C` `clocks.rs`, `O` `promotions.rs`,

@@ -1,10 +1,18 @@
 //! Promotions by an operator's word that fail halfway, at real nodes.
 //!
-//! A node that is to become primary stops following, promises an epoch durably,
-//! and asks the register; each of these may be as far as it gets. What must
-//! hold afterwards: nothing acknowledged is lost, the primary goes on, and the
-//! node is what it was, by itself. Its disk (`src/disk.rs`) holds the
-//! promise back while the world changes.
+//! A node that is to become primary takes three steps, and each may be as far as it gets:
+//!
+//! - It stops following.
+//! - It promises an epoch durably.
+//! - It asks the register.
+//!
+//! Afterwards these must hold:
+//!
+//! - Nothing acknowledged is lost.
+//! - The primary goes on.
+//! - The node is what it was, by itself.
+//!
+//! The node's disk (`src/disk.rs`) holds the promise back while the world changes.
 //!
 //! Owns its temporary directories, mounts, shared memory and processes. Where
 //! there can be no file system in user space, a test says so and passes.

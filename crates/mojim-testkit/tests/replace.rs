@@ -1,8 +1,7 @@
-//! A node is lost for good, and another takes its place: real daemons and
-//! programs, while sync points go on.
+//! A node is lost for good, and another takes its place.
 //!
-//! What is checked is that the new node is a full one: it votes, and when it
-//! becomes primary it has every entry that was acknowledged.
+//! Real daemons and programs run, while sync points go on. The tests check that the new node is a
+//! full one: it votes, and when it becomes primary it has every entry that was acknowledged.
 
 use std::fs;
 

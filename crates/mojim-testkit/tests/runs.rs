@@ -1,7 +1,7 @@
-//! `mojim run`, end to end: programs for which the volume's directory is the volume, whatever way they
-//! reach it by.
+//! `mojim run`, end to end: programs for which the volume's directory is the volume, whatever way
+//! they reach it by.
 //!
-//! What is compared is what a program was told, with what is on the other node after a promotion.
+//! The tests compare what a program was told with what is on the other node after a promotion.
 
 // Seen to fail, each by a defect made on purpose or found:
 // - a killed mount taken for a live one

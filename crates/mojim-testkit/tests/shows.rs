@@ -1,4 +1,4 @@
-//! What a mount says of files: times, links, room, holes.
+//! Tests of how a mount shows files: times, links, room, holes.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};

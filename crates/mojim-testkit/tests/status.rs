@@ -1,6 +1,7 @@
-//! `mojim status` tells the truth: with real nodes and programs, for each finding its exit
-//! code is 1 and its text names what is wrong, and 0 when that is mended; never another
-//! finding, once it has settled.
+//! `mojim status` tells the truth, with real nodes and programs.
+//!
+//! For each finding its exit code is 1 and its text names what is wrong. The exit code is 0 when
+//! that is mended. There is never another finding, once it has settled.
 //!
 //! Each look is printed as a row of a table (`--nocapture`). Owns its temporary
 //! directories, mounts, shared memory and processes.

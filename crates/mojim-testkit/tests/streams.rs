@@ -1,7 +1,7 @@
 //! Copies that go over several links at once, with real processes.
 //!
-//! The receiver is reached through a tap that counts what each connection
-//! carries, or cuts one off. What counts here are bytes, never time.
+//! The receiver is reached through a tap that counts what each connection carries, or cuts
+//! one off. The tests count bytes, never time.
 
 use std::fs;
 use std::path::PathBuf;

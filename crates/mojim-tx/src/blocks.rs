@@ -1,9 +1,11 @@
 //! Blocks of a heap in a transaction: allocated, freed, and the pointers to them.
 //!
 //! A heap's block has one state byte. Allocating and freeing store to it, as any store of the
-//! transaction; what is in memory alone (which block may be given out) follows at its end.
+//! transaction does. The state in memory alone (which block may be given out) follows at the
+//! transaction's end.
 //!
 //! Invariants:
+//!
 //! - A block that is taken is given back if the level is taken back.
 //! - A block that is freed can be given out again after the commit only.
 

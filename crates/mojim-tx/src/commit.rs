@@ -5,10 +5,12 @@
 //! is repeated, or given up for good.
 //!
 //! Invariants:
-//! - After a block was given up, no transaction of the process is committed any more: one that
+//!
+//! - After a block was given up, no transaction of the process is committed any more. One that
 //!   builds on stores that nobody committed would be half a change.
-//! - What is to be called after a commit is called when the transaction is closed, so it may begin
-//!   another one. Freed blocks are the heap's before that, so that nobody has closed it.
+//! - A function that is to be called after a commit is called when the transaction is closed, so
+//!   it may begin another one. Freed blocks are the heap's before that, so that nobody has closed
+//!   it.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;

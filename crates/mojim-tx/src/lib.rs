@@ -2,14 +2,20 @@
 //!
 //! Source: Mnemosyne, "Durable memory transactions". `include/mojim_tx.h` is the manual.
 //!
-//! Owns each thread's transaction (`object.rs`, `thread.rs`), how it ends (`commit.rs`), blocks of a heap
-//! in it (`blocks.rs`), and the interface for
-//! those who write down their stores (`explicit.rs`). The log itself is `mojim-undo`'s, which
-//! libmojim_itm.so appends to for blocks that the compiler captures.
+//! Owns:
+//!
+//! - each thread's transaction (`object.rs`, `thread.rs`),
+//! - how it ends (`commit.rs`),
+//! - blocks of a heap in it (`blocks.rs`),
+//! - the interface for those who write down their stores (`explicit.rs`).
+//!
+//! The log itself is `mojim-undo`'s, which libmojim_itm.so appends to for blocks that the compiler
+//! captures.
 //!
 //! Invariants:
-//! - What a transaction stored is committed by one sync point, or it is taken back.
-//! - One that is in doubt is never taken back: it may be committed.
+//!
+//! - The stores of a transaction are committed by one sync point, or they are taken back.
+//! - A transaction that is in doubt is never taken back: it may be committed.
 //! - A commit contains the transaction's own bytes and no others, not even in gaps between them:
 //!   these may be half of what another thread is storing.
 //! - No function panics across the C interface, none ends the process.

@@ -1,6 +1,6 @@
-//! What becomes of a transaction whose commit fails, in each way in which the engine can fail.
+//! The fate of a transaction whose commit fails, in each way in which the engine can fail.
 //!
-//! The engine's answers are the tests' own here ([`commit_exact`]); what comes before and after
+//! The engine's answers are the tests' own here ([`commit_exact`]). The code before and after
 //! them is what programs run. One test at a time: what is given up is the process's.
 
 use std::cell::RefCell;

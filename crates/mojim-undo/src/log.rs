@@ -4,12 +4,14 @@
 //!
 //! | kind | words |
 //! |---|---|
-//! | old bytes | the bytes, rounded up to words; address; length * 4 |
-//! | fresh bytes, which an abort does not restore | address; length * 4 + 1 |
-//! | a call at an abort | argument; function; 2 |
+//! | old bytes | the bytes (rounded up to words), address, length * 4 |
+//! | fresh bytes, which an abort does not restore | address, length * 4 + 1 |
+//! | a call at an abort | argument, function, 2 |
 //!
 //! Invariants:
-//! - `base <= top <= end`; a level's mark is a number of words from `base`.
+//!
+//! - `base <= top <= end`.
+//! - A level's mark is a number of words from `base`.
 //! - Every word below `top` was written.
 
 use std::ffi::c_void;

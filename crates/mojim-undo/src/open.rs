@@ -1,9 +1,13 @@
 //! Which threads have a transaction open, so that a sync of a whole heap commits half of none.
 //!
 //! Owns the marks of all threads. A transaction's begin stores its mark and then looks whether
-//! it is held; who wants to be alone holds all marks, then has every processor pass a barrier
-//! (membarrier(2)), then looks at the marks. So one of both sees the other, and a begin costs
-//! a store and a load, without a fence.
+//! the mark is held. A thread that wants to be alone does three things, in this order:
+//!
+//! - It holds all marks.
+//! - It has every processor pass a barrier (membarrier(2)).
+//! - It looks at the marks.
+//!
+//! So one of both sees the other, and a begin costs a store and a load, without a fence.
 //!
 //! Invariant: while an [`Alone`] lives, no transaction of another thread is open or begins.
 

@@ -21,33 +21,39 @@
 //! entries       a list of openraft's entries, one frame for each append
 //! ```
 //!
-//! An entry's id is `{"leader_id": {"term", "node_id"}, "index"}`. The log's
-//! first entry follows `purged` (or is entry 0), each other one the entry
-//! before. Its payload is blank, a set of voters, or a change: `{"swap": …}`,
-//! `{"admit": {voter: incarnation}}`, `{"retire": {"voter", "incarnation"}}`. The
-//! incarnation in the head is a random number that is made with the directory. `outdated`
+//! An entry's id is `{"leader_id": {"term", "node_id"}, "index"}`. The log's first entry follows
+//! `purged` (or is entry 0). Each other entry follows the one before. An entry's payload is blank,
+//! a set of voters, or a change: `{"swap": …}`, `{"admit": {voter: incarnation}}`,
+//! `{"retire": {"voter", "incarnation"}}`.
+//!
+//! The incarnation in the head is a random number that is made with the directory. `outdated`
 //! is there once another voter knew of a later state of the directory ([`Disk::give_up`]).
 //!
-//! Format 1 is read, and replaced by the first opening: its head has no incarnation, the
-//! payload is a swap itself, and its snapshot has the registers in the place of `agreed`. A
-//! voter that comes from it has the incarnation that it is given then, and a log that names
-//! no directory, as at a first start. Readers refuse any other `format`.
+//! Format 1 is read, and replaced by the first opening. It differs in three points:
+//!
+//! - Its head has no incarnation.
+//! - The payload is a swap itself.
+//! - Its snapshot has the registers in the place of `agreed`.
+//!
+//! A voter that comes from format 1 has the incarnation that it is given then. Its log names no
+//! directory, as at a first start. Readers refuse any other `format`.
 //!
 //! Invariants:
-//! - What a call here reports as done is durable, and so is what [`Disk::open`]
-//!   has read when it returns: it has written all of it anew, since what can be
-//!   read may lie in the page cache alone. `vote` and `snapshot` are
-//!   only ever replaced: a new file is written and synced, renamed, and the
-//!   directory synced. The log is appended to and synced; when it loses entries
-//!   at either end it is replaced too.
-//! - An append is one frame and is synced before the next, so power that fails
+//!
+//! - Anything that a call here reports as done is durable. So is what [`Disk::open`] has read when
+//!   it returns. It has written all of it anew, since what can be read may lie in the page cache
+//!   alone.
+//! - `vote` and `snapshot` are only ever replaced: a new file is written and synced, renamed, and
+//!   the directory synced.
+//! - The log is appended to and synced. When it loses entries at either end it is replaced too.
+//! - An append is one frame and is synced before the next. So power that fails
 //!   during it leaves at most one broken frame, the last. Such an end was
 //!   acknowledged to nobody: it is cut off. A broken frame before a whole one
 //!   is damage, and the directory is refused.
 //! - After a write or a sync has failed nothing more is read or written here
-//!   ([`Disk::poison`]); what is on the medium is looked at by the next open.
+//!   ([`Disk::poison`]). The next open looks at what is on the medium.
 //!
-//! What is not noticed: damage to the last frame of the log looks as if that
+//! Limit: damage to the last frame of the log is not noticed. It looks as if that
 //! frame had never been written whole.
 
 use std::any::Any;

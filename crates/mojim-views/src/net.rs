@@ -21,26 +21,28 @@
 //! configurations that differ in them must not make one log. It stays the same
 //! while a voter is replaced.
 //!
-//! `life` is the incarnation of the sender's directory, `knows` the one that votes under
-//! the name of the voter that is asked, by the sender's log. A voter whose incarnation is
-//! another one does not answer `append`, `vote` and `snapshot`, so nobody counts what a
-//! voter says that lost its directory. A voter under whose name another one votes is told
-//! so: `{"unknown": why}`; unless that may be for a log that is behind (`Links::may_lag`).
-//! Where no voter was admitted yet (a first start), `knows` is
-//! absent and every answer counts; one that asks so a voter whose log names some is told
-//! `{"waits": why}`. A voter that the log does not name is asked `who` alone until the
-//! leader's entry names it.
+//! `life` is the incarnation of the sender's directory. `knows` is the incarnation that
+//! votes, by the sender's log, under the name of the voter that is asked.
+//!
+//! - A voter whose incarnation is another one does not answer `append`, `vote` and
+//!   `snapshot`. So nobody counts what a voter says that lost its directory.
+//! - A sender under whose name another directory votes is told so: `{"unknown": why}`. It is
+//!   not told so where this may be due to a log that is behind (`Links::may_lag`).
+//! - Where no voter was admitted yet (a first start), `knows` is absent and every answer
+//!   counts. A voter whose log names some answers such a question with `{"waits": why}`.
+//! - A voter that the log does not name is asked `who` alone until the leader's entry names
+//!   it.
 //!
 //! A voter remembers, while it runs, the most that each other voter's directory has promised
-//! it ([`Promised`]), and tells it with each question of Raft's (`heard` in its body) and when
-//! it is asked for it. A voter whose directory promises less is given up: it was put back from
-//! earlier. After its start a voter asks all others, and takes no part until they have
-//! answered, or for an election's time.
+//! it ([`Promised`]). It tells that with each question of Raft's (`heard` in its body), and
+//! when it is asked for it. A voter whose directory promises less is given up: it was put
+//! back from earlier. After its start a voter asks all others, and takes no part until they
+//! have answered, or for an election's time.
 //!
 //! Owns the connections: some for each voter, each used by one question at a
 //! time, dropped after any error. Invariants:
-//! - A question is no longer than a daemon takes ([`MOST`]). Whatever will have to travel
-//!   is measured against that before it enters the log.
+//! - A question is no longer than a daemon takes ([`MOST`]). Everything that will have to
+//!   travel is measured against that before it enters the log.
 //! - Every question is bounded in time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

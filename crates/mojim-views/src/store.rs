@@ -5,9 +5,9 @@
 //! grow current as a leader says which entries are committed.
 //!
 //! Invariants:
-//! - A call that changes what is kept returns after the disk has it. It runs on
-//!   a thread that may block; where its caller is gone, it still runs to its
-//!   end, so `Disk` never sees half of a call.
+//! - A call that changes what is kept returns after the disk has it. It runs on a thread that
+//!   may block. Where its caller is gone, it still runs to its end, so `Disk` never sees half
+//!   of a call.
 //! - All voters' registers after one entry are the same, to the byte.
 
 use std::fmt::Debug;

@@ -1,6 +1,9 @@
-//! What the voters agree on, as types: the change that an entry of the log carries (the
-//! swap of a register, or which directory a voter's name stands for), the voter, and the
-//! names of openraft's types with these in them.
+//! The types of what the voters agree on:
+//!
+//! - the change that an entry of the log carries: the swap of a register, or which directory a
+//!   voter's name stands for
+//! - the voter
+//! - the names of openraft's types with these in them
 
 use std::collections::BTreeMap;
 use std::io::Cursor;

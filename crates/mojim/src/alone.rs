@@ -1,4 +1,4 @@
-//! What is refused before anything has changed.
+//! Checks that refuse a call before anything has changed.
 //!
 //! Owns the rule that a transaction is the only sync point of its thread.
 

@@ -1,14 +1,15 @@
-//! What may lie in a heap, and pointers to it.
+//! The values that may lie in a heap, and pointers to them.
 //!
 //! Owns the rules by which bytes of an earlier run are a value of a type again.
 //!
 //! Invariants:
+//!
 //! - A block begins with the tag of its type, and how many values it has. A pointer is followed
 //!   only to an allocated block with the tag of the pointer's type. So a pointer that is out of
 //!   date is an error, or leads to another value of the same type.
 //! - A tag has all that the meaning of a type's bytes rests on: its name, its fields' names and
-//!   types, these types' own fields, its size and alignment; but not what a pointer leads to, which
-//!   has a tag of its own.
+//!   types, these types' own fields, its size and alignment. It does not have what a pointer leads
+//!   to, which has a tag of its own.
 
 use std::marker::PhantomData;
 use std::num::NonZeroU64;

@@ -3,11 +3,12 @@
 //! Owns the rules by which safe code borrows a region's bytes.
 //!
 //! Invariants:
+//!
 //! - A region's memory stays until the region is dropped: it keeps the attachment.
-//! - No two regions of safe code show the same byte of a file: the engine refuses to map bytes
+//! - No two regions of safe code show the same byte of a file. The engine refuses to map bytes
 //!   twice with private working copies, and shared ones are `unsafe` to map. So slices obey the
 //!   borrow of their region alone.
-//! - The engine stores to a region in a rollback only, which borrows it mutably; a sync point only
+//! - The engine stores to a region in a rollback only, which borrows it mutably. A sync point only
 //!   reads.
 
 use std::ops::{Bound, RangeBounds};

@@ -1,8 +1,9 @@
-//! The bank of `examples/bank.rs` is killed at random moments: the total is right at each start,
-//! and no transfer is missing that was said to be made.
+//! The bank of `examples/bank.rs` is killed at random moments.
 //!
-//! BANK_SEED repeats a run, as far as its moments can be; BANK_KILLS: how often it is killed
-//! (default 6).
+//! The total is right at each start, and no transfer is missing that was said to be made.
+//!
+//! - BANK_SEED repeats a run, as far as its moments can be.
+//! - BANK_KILLS says how often it is killed (default 6).
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

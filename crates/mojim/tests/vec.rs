@@ -1,8 +1,8 @@
 //! Vectors in a heap are what a twin in `Vec` says: after each transaction, committed or taken
 //! back, and after the program was killed at any moment.
 //!
-//! VEC_SEED repeats a run, as far as the moments of its kills can be; VEC_KILLS: how often the
-//! program is killed (default 6).
+//! - VEC_SEED repeats a run, as far as the moments of its kills can be.
+//! - VEC_KILLS says how often the program is killed (default 6).
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader};

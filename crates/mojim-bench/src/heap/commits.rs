@@ -1,5 +1,7 @@
-//! What an allocation adds to a commit over shared memory: a transaction that allocates a block and fills
-//! it, beside one that fills a block that is there.
+//! The cost that an allocation adds to a commit over shared memory.
+//!
+//! A transaction that allocates a block and fills it runs beside one that fills a block that is
+//! there.
 
 use std::ffi::{CString, c_void};
 use std::io;

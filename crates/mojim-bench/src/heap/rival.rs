@@ -1,8 +1,10 @@
-//! jemalloc, as `malloc` of a process of its own: it needs more of a thread's static memory than is left
-//! when a program has started, so it is loaded before (LD_PRELOAD).
+//! jemalloc, as `malloc` of a process of its own.
+//!
+//! It needs more of a thread's static memory than is left when a program has started. So it is
+//! loaded before (LD_PRELOAD).
 //!
 //! The process is this program again. It reads a case a line, has one turn at it, and writes the
-//! nanoseconds; so its turns lie between those of the others.
+//! nanoseconds. So its turns lie between those of the others.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

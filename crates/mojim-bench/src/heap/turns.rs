@@ -1,4 +1,4 @@
-//! What allocators are asked for: cases, and turns at them.
+//! The requests to allocators: cases, and turns at them.
 
 use std::io;
 use std::time::Instant;

@@ -1,8 +1,10 @@
 //! A peer process and its starter: how the one starts, says that it is ready, and ends.
 //!
-//! Invariant: a peer never outlives the process that started it. Dropping [`PeerProcess`] kills
-//! it; and if the starter dies without that, the pipe at the peer's standard output breaks and the
-//! peer exits. (Not `PR_SET_PDEATHSIG`: it fires when the *thread* that started the peer ends.)
+//! Invariant: a peer never outlives the process that started it:
+//!
+//! - Dropping [`PeerProcess`] kills it.
+//! - If the starter dies without that, the pipe at the peer's standard output breaks and the peer
+//!   exits. (Not `PR_SET_PDEATHSIG`: it fires when the *thread* that started the peer ends.)
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;

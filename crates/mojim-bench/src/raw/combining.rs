@@ -1,21 +1,27 @@
-//! The limit of writes that threads share: who finds the carrier free takes what all have queued.
+//! The limit of writes that threads share: the thread that finds the carrier free takes all that is
+//! queued.
 //!
-//! Each operation brings a record of 128 bytes and draws a ticket; a ticket's slot holds the record
-//! until it is written. One thread at a time leads: it stages the records from `done` on as far as
-//! they are there, in the order of the tickets, has the carrier write them at once, counts them
-//! done, wakes their threads, and lets go of the lead. The others look for 20 µs, giving their
-//! processor away between looks, and then sleep, each on the futex of its own seat.
+//! Each operation brings a record of 128 bytes and draws a ticket. A ticket's slot holds the record
+//! until it is written. One thread at a time leads:
+//!
+//! - It stages the records from `done` on as far as they are there, in the order of the tickets.
+//! - It has the carrier write them at once.
+//! - It counts them done, wakes their threads, and lets go of the lead.
+//!
+//! The others look for 20 µs, giving their processor away between looks. Then they sleep, each on
+//! the futex of its own seat.
 //!
 //! Invariants:
-//! - A member has at most one ticket that is not done, and there are no more members than slots, so
+//!
+//! - A member has at most one ticket that is not done, and there are no more members than slots. So
 //!   a slot is not used again before its ticket is done.
 //! - A slot may be used again before its ticket's thread has heard that it is done. So a thread
-//!   sleeps in its seat, which is its alone, and who leads notes the seats before they are done.
+//!   sleeps in its seat, which is its alone. The leader notes the seats before they are done.
 //! - While nobody leads, the thread whose ticket is `done` (the front, if that ticket is drawn) is
-//!   awake or is being woken: it goes to sleep only after it has said so in its seat and has seen
-//!   then that somebody leads or that it is not the front; who leads looks into the front's seat
-//!   after the lead is free again. These stores and loads are all sequentially consistent, so at
-//!   least one of the two sees the other.
+//!   awake or is being woken. Before it sleeps it says so in its seat. After that it sleeps only if
+//!   it sees that somebody leads or that it is not the front. The leader looks into the front's
+//!   seat after the lead is free again. These stores and loads are all sequentially consistent, so
+//!   at least one of the two sees the other.
 //! - After a failure nothing is written any more, and every put is an error.
 
 use std::cell::UnsafeCell;

@@ -1,11 +1,18 @@
-//! The limit of a shared-memory link that threads share: all records that wait are published at
-//! once, in a ring in a memfd that two processes map.
+//! The limit of a shared-memory link that threads share.
 //!
-//! The client copies the records in and publishes how many there have been in all; the peer copies
-//! them into memory of its own and says how many it has. Invariant: a write is answered before the
-//! next begins, and the ring has room for the largest one, so the client never overwrites bytes
-//! that the peer still reads. The peer polls, and gives its processor away between polls, until it
-//! is killed: so a link is to be started for the time of its use only.
+//! All records that wait are published at once, in a ring in a memfd that two processes map. The
+//! client copies the records in and publishes how many there have been in all. The peer copies them
+//! into memory of its own and says how many it has.
+//!
+//! Invariants:
+//!
+//! - A write is answered before the next begins.
+//! - The ring has room for the largest write.
+//!
+//! So the client never overwrites bytes that the peer still reads.
+//!
+//! The peer polls, and gives its processor away between polls, until it is killed. So a link is to
+//! be started for the time of its use only.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

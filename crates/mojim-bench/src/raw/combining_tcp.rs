@@ -1,9 +1,9 @@
 //! The limit of a TCP link that threads share: all records that wait go in one send.
 //!
-//! The peer receives into a ring of its own, which takes the bytes out of the kernel, and answers
-//! with the number of records that it has received in all; several sends, or parts of one, may get
-//! one answer or more. It polls, and gives its processor away between polls, for as long as the
-//! connection is open: so a link is to be started for the time of its use only.
+//! The peer receives into a ring of its own, which takes the bytes out of the kernel. It answers
+//! with the number of records that it has received in all. Several sends, or parts of one, may get
+//! one answer or more. The peer polls, and gives its processor away between polls, for as long as
+//! the connection is open. So a link is to be started for the time of its use only.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};

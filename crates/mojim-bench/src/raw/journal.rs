@@ -1,7 +1,7 @@
 //! A file system that journals data: ext4 with `data=journal` on a loop device.
 //!
-//! It is mounted in a mount namespace of the calling thread and of those that it starts, so that
-//! it is gone with the process, however that ends; its image is a file of the caller's directory.
+//! It is mounted in a mount namespace of the calling thread and of those that it starts. So it is
+//! gone with the process, however that ends. Its image is a file of the caller's directory.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -1,13 +1,13 @@
 //! The limit of a local log: one aligned, durable write into a file whose blocks are written.
 //!
 //! The file is written over once and synced when it is created, because a write into an unwritten
-//! extent costs half as much again; then it is opened with `O_DIRECT|O_DSYNC` and used in a
-//! circle, so that no commit changes metadata of the file system. To be run with a
+//! extent costs half as much again. Then it is opened with `O_DIRECT|O_DSYNC` and used in a circle,
+//! so that no commit changes metadata of the file system. It is to be run with a
 //! [`RawTcp`](super::RawTcp) alive beside it, for Mojim's log never runs without its mirror.
 //!
-//! Threads share it through [`Combining`](super::Combining): all records that wait, or the first 32,
-//! go into one aligned block, which is one write. [`RawLogs`] writes each block to two logs at once,
-//! as a primary and a mirror do that keep their logs on one disk.
+//! Threads share it through [`Combining`](super::Combining): all records that wait, or the first
+//! 32, go into one aligned block, which is one write. [`RawLogs`] writes each block to two logs at
+//! once, as a primary and a mirror do that keep their logs on one disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -1,5 +1,5 @@
-//! A mapping that is unmapped on drop. It hands out pointers; who shares the memory says why that
-//! is sound.
+//! A mapping that is unmapped on drop. It hands out pointers. The code that shares the memory
+//! says why that is sound.
 
 use std::ffi::c_void;
 use std::io;

@@ -1,7 +1,11 @@
 //! The rival: a mapped file and `msync(MS_SYNC)` of the pages that were written.
 //!
-//! It has two speeds. Where the page cache holds large folios (the file was written in large
-//! pieces) `msync` of one page costs 100 µs and more; where it holds single pages, 18 to 28 µs.
+//! It has two speeds:
+//!
+//! - Where the page cache holds large folios, `msync` of one page costs 100 µs and more. It holds
+//!   them where the file was written in large pieces.
+//! - Where it holds single pages, `msync` of one page costs 18 to 28 µs.
+//!
 //! Which one a program gets depends on how its file was written, so both are measured.
 
 use std::fs::{File, OpenOptions};

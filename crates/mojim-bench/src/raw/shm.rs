@@ -1,11 +1,16 @@
 //! The limit of a link through shared memory: a ring in a memfd that two processes map.
 //!
-//! The client copies a record into the ring and publishes it; the peer polls, copies the bytes out
-//! into memory of its own, and acknowledges. A record's sequence number is in the same cache line
-//! as its first bytes and is what the peer polls, so that a small record costs one line less than
-//! a separate tail. Invariants: before a record is published the sequence field behind it is zero,
-//! so old payload is never taken for a record; one record is under way at a time, so the client
-//! never overwrites bytes that the peer still reads.
+//! The client copies a record into the ring and publishes it. The peer polls, copies the bytes out
+//! into memory of its own, and acknowledges. The peer polls a record's sequence number, which is in
+//! the same cache line as the record's first bytes. So a small record costs one line less than with
+//! a separate tail.
+//!
+//! Invariants:
+//!
+//! - Before a record is published the sequence field behind it is zero, so old payload is never
+//!   taken for a record.
+//! - One record is under way at a time, so the client never overwrites bytes that the peer still
+//!   reads.
 //!
 //! An idle peer sleeps in a futex after [`Wait::spin`]. The client sees that in the cache
 //! line that it polls anyway and wakes the peer, so neither end pays a fence for it.

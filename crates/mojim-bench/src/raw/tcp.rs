@@ -1,7 +1,7 @@
 //! The limit of a TCP link: one send of a 32-byte header and the payload, a 32-byte answer.
 //!
-//! The peer receives into a ring, so the bytes leave the kernel once and are then where a mirror's
-//! log would be; the usual case is one receive call a record. Both ends poll with a receive that
+//! The peer receives into a ring. So the bytes leave the kernel once, and are then where a mirror's
+//! log would be. The usual case is one receive call a record. Both ends poll with a receive that
 //! does not wait, and block when [`Wait::spin`] is over.
 
 use std::io::{self, IoSlice};

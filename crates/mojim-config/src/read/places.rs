@@ -1,4 +1,6 @@
-//! What nodes have for themselves alone: addresses, directories, the paths of their logs.
+//! Settings that nodes have for themselves alone.
+//!
+//! They are addresses, directories, and the paths of their logs.
 
 use super::*;
 

@@ -1,5 +1,7 @@
-//! One running cluster: each node's disk is a device that records its requests; its
-//! daemon and the program are processes.
+//! One running cluster.
+//!
+//! Each node's disk is a device that records its requests. Its daemon and the program are
+//! processes.
 //!
 //! Owns the devices, mounts and processes, and turns what they did into a history.
 //! Invariant: everything in a history has a time of one clock (`journal.rs`), which the

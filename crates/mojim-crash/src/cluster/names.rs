@@ -1,15 +1,17 @@
 //! The names that the threads of the cluster's program give in a mount, and what must be found.
 //!
-//! Owns the steps on names, and the model of the directory in which a thread makes them: files
-//! with their bytes, directories, hard and symbolic links, permissions, extended attributes.
+//! Owns the steps on names, and the model of the directory in which a thread makes them: files with
+//! their bytes, directories, hard and symbolic links, permissions, extended attributes.
 //!
 //! Invariants:
+//!
 //! - A step follows from the seed, the thread, its number and the directory before it.
-//! - The first call of a step marks the thread's directory with the step's number, so that the
-//!   directory after a step is not as after any other one.
+//! - The first call of a step marks the thread's directory with the step's number. So the directory
+//!   after a step is not as after any other one.
 //! - Bytes that a step writes come with the name that the file gets next, or with an fsync of the
-//!   file at the step's end. Another thread's sync point commits all names so far, and no other
-//!   bytes: so whatever it commits of a step are the step's first calls.
+//!   file at the step's end.
+//! - Another thread's sync point commits all names so far, and no other bytes. So whatever it
+//!   commits of a step are the step's first calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 

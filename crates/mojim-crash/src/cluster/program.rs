@@ -1,4 +1,4 @@
-//! What the threads of the cluster's program store, and what must be found.
+//! The stores of the threads of the cluster's program, and what must be found.
 //!
 //! Owns the steps. Each thread has a part of the one region for itself: a word with the
 //! number of its last step, and bytes that follow from the seed, the thread and its

@@ -1,8 +1,10 @@
-//! What a mount shows, as the checker takes it in: every name with what it is of, and each
-//! thread's share.
+//! The content of a mount as the checker takes it in.
+//!
+//! The checker takes in every name with what it is of, and each thread's share.
 //!
 //! Owns the reading of a directory, and which names beside the threads' own may be there.
-//! Invariant: nothing that is shown is left out: what is no thread's is an error.
+//!
+//! Invariant: nothing that is shown is left out. A name that is no thread's is an error.
 
 use std::collections::BTreeMap;
 use std::io;

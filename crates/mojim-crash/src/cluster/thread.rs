@@ -1,7 +1,9 @@
 //! How far one thread's steps are there: its bytes and, in a mount, its names.
 //!
-//! Owns the verdict on one thread. Invariant: all that is found of a thread is what it was after
-//! one step; in a mount that others use too, there may be a part of the next one besides.
+//! Owns the verdict on one thread.
+//!
+//! Invariant: all that is found of a thread is what it was after one step. In a mount that others
+//! use too, there may be a part of the next one besides.
 
 use super::names::{self, Reached};
 use super::program::{self, Act, act};

@@ -1,5 +1,8 @@
-//! What a heap must be in which the region is found again: sound, each block reached once from a root, and
-//! none besides; and a program that opens it gets no block that is in use.
+//! Requirements on a heap in which the region is found again:
+//!
+//! - It is sound.
+//! - Each block is reached once from a root, and none besides.
+//! - A program that opens it gets no block that is in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
-//! What every machine does first, and how it speaks to the host.
+//! The first steps of every machine, and how it speaks to the host.
 //!
-//! Owns the guest's end of the line: a line has left the machine before [`say`] returns,
-//! so a reader that reads the lines to their end knows of all that was said.
+//! Owns the guest's end of the line: a line has left the machine before [`say`] returns.
+//! So a reader that reads the lines to their end knows of all that was said.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};

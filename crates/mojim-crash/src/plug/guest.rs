@@ -1,4 +1,4 @@
-//! What runs inside the machine: its first and only process.
+//! The program that runs inside the machine: its first and only process.
 //!
 //! Owns what a boot does: it turns the emulated NVDIMM into one that can be mapped
 //! (fsdax), and says `ready` on the second serial line. Then it follows one [`Order`]: it

@@ -1,4 +1,4 @@
-//! What the machine's file system is on, and which faults a pulled plug shows there.
+//! The medium of the machine's file system, and which faults a pulled plug shows there.
 //!
 //! Owns the names of the media, which the host and the guest exchange.
 

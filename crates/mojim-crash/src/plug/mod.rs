@@ -1,5 +1,6 @@
-//! The pulled plug: the workload runs in a machine in QEMU, on a disk or on an
-//! emulated NVDIMM with DAX, and QEMU is killed at a random moment.
+//! The pulled plug: a machine in QEMU that is killed at a random moment.
+//!
+//! The workload runs in that machine, on a disk or on an emulated NVDIMM with DAX.
 //!
 //! Owns the rounds and the verdicts. An image lives through several lives. Each life
 //! checks what the one before left, goes on from there, acknowledges steps over a serial
@@ -7,9 +8,9 @@
 //! some steps. The last life only checks. All lives begin at one saved state, just before
 //! the mount, so a life costs half a second.
 //!
-//! The guest's memory is lost with the plug, its page cache included. What the guest's
-//! disk had accepted stays, flushed or not, and an emulated processor has no caches;
-//! block history and the shadow image cover these.
+//! The guest's memory is lost with the plug, its page cache included. Everything that the
+//! guest's disk had accepted stays, flushed or not. An emulated processor has no caches.
+//! Block history and the shadow image cover these two.
 
 mod boot;
 mod guest;

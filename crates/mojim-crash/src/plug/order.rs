@@ -1,4 +1,4 @@
-//! What the host has a machine do in one life, as the line that tells it.
+//! The host's instructions for one life of a machine, as the line that tells them.
 
 use super::medium::Medium;
 use crate::subject::Kind;

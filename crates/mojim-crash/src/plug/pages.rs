@@ -1,9 +1,8 @@
-//! What a program stores that has more to store than its machine has memory, and what
-//! must be found.
+//! The stores of a program that has more to store than its machine has memory.
 //!
-//! Owns the steps and their model. Everything follows from the seed: what a page holds is
-//! computed from the steps that stored to it last, so that the model takes 8 bytes for each
-//! page of the region and no program needs the region twice.
+//! Owns the program's steps and their model, which says what must be found. Everything follows from
+//! the seed. The contents of a page are computed from the steps that stored to it last. So the
+//! model takes 8 bytes for each page of the region, and no program needs the region twice.
 
 use mojim_sim::Rng;
 

@@ -1,10 +1,12 @@
-//! What runs in a machine that has less memory than its program stores, and a disk to swap
-//! to.
+//! The code in a machine that has less memory than its program stores, and a disk to swap to.
 //!
-//! Owns one life of such a machine, and the checks while it lives: a region is what the
-//! program stored, whatever of it is in memory, in swap or nowhere but in the file; nothing
-//! of a step is in the file before it is committed; what is taken back is gone; and what is
-//! committed is given back, where the volume has a bound of memory.
+//! Owns one life of such a machine, and the checks while it lives:
+//!
+//! - A region is what the program stored, whatever of it is in memory, in swap or nowhere but in
+//!   the file.
+//! - Nothing of a step is in the file before it is committed.
+//! - Bytes that are taken back are gone.
+//! - Committed pages are given back, where the volume has a bound of memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,10 +1,12 @@
-//! Memory pressure: the program's region does not fit the memory of its machine in QEMU,
-//! which has a disk to swap to; and the plug is pulled.
+//! Memory pressure: the program's region does not fit the memory of its machine, and the plug is
+//! pulled.
+//!
+//! The machine is in QEMU, and has a disk to swap to.
 //!
 //! Owns the rounds and the verdicts. As with the pulled plug an image lives through several
 //! lives, each of which checks what the one before left. Steps store up to half of the
-//! region; the plug is pulled while such a step is stored, committed or taken back. What a
-//! machine checks while it lives is in `pressed`, what it stores in `pages`.
+//! region. The plug is pulled while such a step is stored, committed or taken back. `pressed` has
+//! what a machine checks while it lives, `pages` what it stores.
 //!
 //! Invariant: a run in which next to nothing was swapped out shows nothing, and fails.
 

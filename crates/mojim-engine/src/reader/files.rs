@@ -1,12 +1,13 @@
-//! What a node that follows shows of all files of a volume, for a process that reads them
+//! All files of a volume as a node that follows shows them, for a process that reads them
 //! without mappings (`mojim mount --read`).
 //!
 //! Owns what is known of the files, all as of one LSN: numbers, names and sizes, and the bytes
 //! of one of them, which is kept. Nothing is asked while nobody wants to know.
 //!
 //! Invariants:
+//!
 //! - Everything in the [`Listing`] is as of its LSN. It advances by the records that come with
-//!   answers; where the node has none from there on, all is asked anew.
+//!   answers. Where the node has none from there on, all is asked anew.
 //! - The bytes that [`ReaderFiles::read`] gives are as of one LSN, as new as any that was shown
 //!   when it was called.
 //! - No lock on the listing is held while the node is asked.

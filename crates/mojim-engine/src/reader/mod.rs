@@ -1,23 +1,28 @@
-//! A reader: a process on a node that follows (the mirror, or a backup), whose
-//! read-only mappings show whole sync points only (Mojim 4.2).
+//! A reader: a process on a node that follows, whose mappings show whole sync points only.
 //!
-//! Owns the attachment, its two threads, and the table of its regions' addresses.
-//! `view` owns what the regions show, `source` the questions to the node, `files` what is known
-//! of files by who reads them without mappings. One thread
-//! **follows**: it asks for the records after the LSN that is shown, and advances
-//! the view by them. The other answers **faults**: it asks for the page, and for
-//! the records up to the LSN as of which the page is.
+//! The node is the mirror, or a backup. The mappings are read-only (Mojim 4.2).
+//!
+//! Owns the attachment, its two threads, and the table of its regions' addresses. `view` owns what
+//! the regions show, `source` the questions to the node. `files` owns what is known of files by
+//! those who read them without mappings.
+//!
+//! The two threads:
+//!
+//! - One **follows**: it asks for the records after the LSN that is shown, and advances the view by
+//!   them.
+//! - The other answers **faults**: it asks for the page, and for the records up to the LSN as of
+//!   which the page is.
 //!
 //! Invariants:
-//! - Only answers advance the view, each as of one LSN, under one lock. If the view
-//!   has changed since the question was asked, the answer is used only if it leads
-//!   on from the present state.
-//! - No thread holds the lock while the node is asked, and neither of the two threads
-//!   touches a region. A thread that holds the lock ([`LockedView`]), or is in `map`,
-//!   `size`, `read` or `unmap`, runs no signal handler of the program: the handler
-//!   might touch a region, and the thread that answers its fault needs the lock, and
-//!   allocates as these calls do.
-//! - What is shown goes back only if the node's copy took another history.
+//!
+//! - Only answers advance the view, each as of one LSN, under one lock. If the view has changed
+//!   since the question was asked, the answer is used only if it leads on from the present state.
+//! - No thread holds the lock while the node is asked, and neither of the two threads touches a
+//!   region.
+//! - A thread that holds the lock ([`LockedView`]) runs no signal handler of the program. Nor does
+//!   one in `map`, `size`, `read` or `unmap`. The handler might touch a region. The thread that
+//!   answers its fault needs the lock, and allocates as these calls do.
+//! - The view goes back only if the node's copy took another history.
 
 pub mod files;
 mod source;

@@ -1,4 +1,4 @@
-//! What a reader's regions show: pages of a volume's files, all as of one LSN.
+//! The pages that a reader's regions show: pages of a volume's files, all as of one LSN.
 //!
 //! Owns the regions' memory. Each region is a read-only shared mapping of a
 //! memfd, which holds the pages that were fetched. Userfaultfd reports its faults:
@@ -6,6 +6,7 @@
 //! mapping, by `pwrite`, while the pages are taken out of it.
 //!
 //! Invariants:
+//!
 //! - Every page that is visible is as of `lsn`. When the view advances, every page
 //!   that changes is taken out before the first of them is changed, and put in
 //!   after the last was: at every instant all that can be read is old, or all of

@@ -2,8 +2,9 @@
 //! attached it.
 //!
 //! The process that attached the volume is its **owner**: it has the lock, the session and the log.
-//! Every other process is a **guest**: it maps the same memory (the shared working copies), tracks
-//! its own stores, and asks the owner for sync points and all other calls over its own line.
+//! Every other process is a **guest**. A guest maps the same memory (the shared working copies) and
+//! tracks its own stores. It asks the owner for sync points and all other calls over its own line.
+//!
 //! Owns what both ends need: the line and the messages.
 
 pub(crate) mod guest;

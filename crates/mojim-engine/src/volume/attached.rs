@@ -1,8 +1,12 @@
-//! What this process has attached: its volumes, and the state of each.
+//! The attachments of this process: its volumes, and the state of each.
 //!
 //! Owns the list of attachments, what an attachment consists of, and what every call asks of it:
-//! whether it is still attached, whether a record is committed, whether the files show it. Changes
-//! of the state are in `names`, `owner` and `windows`.
+//!
+//! - whether it is still attached
+//! - whether a record is committed
+//! - whether the files show it
+//!
+//! Changes of the state are in `names`, `owner` and `windows`.
 //!
 //! Lock order: `names` before `shared`, and before the data area.
 

@@ -7,7 +7,7 @@
 //! Invariants:
 //! - A batch is one sync point: all of its changes are committed, or none.
 //! - Batches are committed in the order in which [`Volume::begin`] returned.
-//! - What was begun is in the data files once [`Volume::applied`] has reached its LSN, and not
+//! - The data files have what was begun once [`Volume::applied`] has reached its LSN, and not
 //!   before that for certain.
 
 use std::sync::Arc;

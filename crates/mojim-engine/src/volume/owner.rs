@@ -1,12 +1,12 @@
 //! The owner's end: other processes of the node, the guests, share this one's working copies.
 //!
 //! Owns the socket on which guests connect, and a thread for each guest, which answers it. A
-//! guest's windows are windows of the shared working copies like those of this process; stores
+//! guest's windows are windows of the shared working copies like those of this process. Stores
 //! through them are found in the guest's page tables (`track::Remote`).
 //!
 //! Invariants:
 //! - A guest's requests are checked: it changes something only through calls that any process of
-//!   this user could make, and the addresses that it gives are used in its own memory only.
+//!   this user could make. The addresses that it gives are used in its own memory only.
 //! - If a guest ends without `Detach`, its windows' pages count as possibly written.
 //! - After `unshare` no guest's request is under way, and none comes.
 

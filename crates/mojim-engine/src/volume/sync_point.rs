@@ -1,21 +1,25 @@
 //! Sync points: ranges of regions become records, or go back to what is
 //! committed.
 //!
-//! Owns the course of a call of `msync` or `gmsync`, with any of their flags (FAMS
-//! 3.1): which regions it concerns, which bytes of them were changed, its record,
-//! and what happens to the collected changes if it fails.
+//! Owns the course of a call of `msync` or `gmsync`, with any of their flags (FAMS 3.1):
 //!
-//! Thread rule: it is the program's task to prevent stores into the ranges during the
-//! call (Mojim 3.1, FAMS 3.3); [`msync`] says what happens to such stores. A rollback
-//! undoes some of their bytes.
+//! - which regions it concerns
+//! - which bytes of them were changed
+//! - its record
+//! - what happens to the collected changes if it fails
+//!
+//! Thread rule: it is the program's task to prevent stores into the ranges during the call (Mojim
+//! 3.1, FAMS 3.3). [`msync`] says what happens to such stores. A rollback undoes some of their
+//! bytes.
 //!
 //! Invariants:
-//! - A call that waits for a sync point waits for all that were begun before it in
-//!   the volume: acknowledgements are cumulative. So if a sync point whose call did
-//!   not wait cannot be committed, every call that waits fails until it is.
+//!
+//! - A call that waits for a sync point waits for all that were begun before it in the volume:
+//!   acknowledgements are cumulative. So if a sync point whose call did not wait cannot be
+//!   committed, every call that waits fails until it is.
 //! - A rollback changes nothing before everything that was begun is committed.
-//! - What a failed sync point had collected counts as changed again.
-//! - A forked child can commit nothing itself; as a guest it asks the owner.
+//! - The changes that a failed sync point had collected count as changed again.
+//! - A forked child can commit nothing itself. As a guest it asks the owner.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -1,5 +1,4 @@
-//! What tests of an unreplicated volume begin with: a directory, its configuration,
-//! a mapping, chance.
+//! Shared by tests of an unreplicated volume: a directory, its configuration, a mapping, chance.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]

@@ -1,4 +1,4 @@
-//! What happens while a thread looks for blocks.
+//! Syncs and frees that happen while a thread looks for blocks.
 
 use std::cell::RefCell;
 

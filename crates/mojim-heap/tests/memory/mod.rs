@@ -1,4 +1,6 @@
-//! A heap's file in plain memory, which keeps what was committed; and what models of a heap share.
+//! A heap's file in plain memory, which keeps what was committed.
+//!
+//! Also holds what models of a heap share.
 
 #![allow(dead_code)]
 

@@ -1,15 +1,17 @@
 //! The certificate with which this process proves its name, and which peers it believes.
 //!
-//! Owns the reading of certificate files and every decision about a peer's
-//! certificate. Invariants:
-//! - A peer is believed only if the cluster's authority signed its certificate,
-//!   for this use, it is valid now, and carries exactly one name, of this
-//!   cluster; a node must be one that the configuration has.
+//! Owns the reading of certificate files and every decision about a peer's certificate.
+//!
+//! Invariants:
+//!
+//! - A peer is believed only if the cluster's authority signed its certificate, for this use, and
+//!   it is valid now. The certificate must also carry exactly one name, of this cluster. A node
+//!   must be one that the configuration has.
 //! - A connection that was made to an address is to the node that the configuration has
 //!   there, or it fails. A program that runs on while a node is replaced is told of the
 //!   new one by the daemon beside it (`Keys::meet`).
-//! - TLS 1.3 with one suite; nothing is resumed, so each connection proves all of it
-//!   anew, and a node keeps nothing for connections that are gone.
+//! - Connections are TLS 1.3 with one suite. Nothing is resumed, so each connection proves all of
+//!   it anew, and a node keeps nothing for connections that are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -3,8 +3,8 @@
 //!
 //! Owns the way of a connection from its handshake (`handshake`) to its records
 //! (`records`), by the certificates in `keys`. Invariants:
-//! - Before the handshake is done, no byte of the caller's is sent and none is given to
-//!   it; any call drives the handshake on, none blocks for it.
+//! - Before the handshake is done, no byte of the caller's is sent and none is given to it. Any
+//!   call drives the handshake on, and none blocks for it.
 //! - Sending and receiving take no lock in common.
 //! - After the handshake neither allocates, nor makes a system call but the
 //!   socket's own.

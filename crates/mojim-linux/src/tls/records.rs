@@ -1,23 +1,23 @@
-//! The records of a connection after its handshake: what is sealed and opened
-//! on the path of a sync point.
+//! The records of a connection after its handshake, sealed and opened on the path of a sync point.
 //!
-//! Owns the two directions of a TLS 1.3 connection (RFC 8446, section 5), each
-//! with its key and buffer, so that one thread can send while another receives.
-//! rustls made the handshake, gives the keys and derives their successors;
-//! their use is here because its own interface allocates for each record.
+//! Owns the two directions of a TLS 1.3 connection (RFC 8446, section 5). Each has its key and
+//! buffer, so that one thread can send while another receives. rustls made the handshake. It also
+//! gives the keys and derives their successors. The keys are used here, because rustls' own
+//! interface allocates for each record.
 //!
-//! With encryption off the first record of each direction is the only one: it
-//! carries the first words, and all behind it is the bare stream. (A tag over
-//! plain records was tried: AES-GCM with the content as additional data costs
-//! three times what encrypting it does.) `docs/reference/protocol.md`, "Links and keys".
+//! With encryption off the first record of each direction is the only one. It carries the first
+//! words, and all behind it is the bare stream. (A tag over plain records was tried: AES-GCM with
+//! the content as additional data costs three times what encrypting it does.)
+//! `docs/reference/protocol.md`, "Links and keys".
 //!
 //! Invariants:
+//!
 //! - No key seals two records with one number: the number grows by one each
 //!   time, and the key changes long before it could wrap.
-//! - What was sealed is sent, whole and in order, before anything else is; the caller is
-//!   told that bytes are sent when the kernel has their whole record.
+//! - A sealed record is sent whole and in order, before anything else is.
+//! - The caller is told that bytes are sent when the kernel has their whole record.
 //! - Nothing of a record is given out before its tag was checked. After an
-//!   error no more is opened, and the peer is told by an alert.
+//!   error no more is opened, and an alert tells the peer.
 //! - A peer cannot keep this end at work for nothing: at most [`IDLE`] records in a row carry no
 //!   content.
 //! - Nothing allocates.

@@ -1,4 +1,4 @@
-//! Members of a cluster speak over TLS; unknown peers of every kind knock.
+//! Members of a cluster speak over TLS, and unknown peers of every kind knock.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Read, Write};

@@ -1,16 +1,18 @@
-//! How many pages the regions of a volume hold beside their files, and how many more may be stored
-//! to: shared by the threads that give pages back and the SIGSEGV handler that opens chunks.
+//! How many pages a volume's regions hold beside their files, and how many more may be stored to.
 //!
-//! An open chunk counts as if all of it were held and stored to, since any page of it can be stored
-//! to without a fault. A shut chunk counts as what was found in it then.
+//! The threads that give pages back share it with the SIGSEGV handler that opens chunks.
+//!
+//! An open chunk counts as if all of it were held and stored to. Any page of it can be stored to
+//! without a fault. A shut chunk counts as what was found in it then.
 //!
 //! Invariants:
 //! 1. `held` and `unsaved` are the sums of what the chunks of all regions count as (`Counts`),
 //!    except while one of these changes.
-//! 2. A chunk is opened only when it counts as full; what that adds to `unsaved` stays within the
-//!    bound, if there is one, except for `let_in` and where a whole region is opened for want of
-//!    mappings.
-//! 3. What the handler calls takes no lock and allocates nothing.
+//! 2. A chunk is opened only when it counts as full. The pages that this adds to `unsaved`
+//!    stay within the bound, if there is one. This bound has two exceptions:
+//!    - `let_in`
+//!    - a whole region that is opened for want of mappings
+//! 3. The handler calls nothing that takes a lock or allocates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};

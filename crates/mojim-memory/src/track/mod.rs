@@ -1,18 +1,23 @@
 //! Finds the pages of a mapping of a working copy that were stored to.
 //!
-//! There are four kinds: userfaultfd write-protect in async mode with the `PAGEMAP_SCAN` ioctl
-//! (`uffd.rs`, Linux 6.7+); `mprotect` with a SIGSEGV handler where the kernel lacks that
-//! (`mprotect.rs`); and, if asked for, both, one above the other (`two_level.rs`);
-//! and none at all (`untracked.rs`). This file owns
-//! the choice between them; their interface is `tracker.rs`.
+//! There are four kinds:
+//!
+//! - userfaultfd write-protect in async mode with the `PAGEMAP_SCAN` ioctl (`uffd.rs`, Linux
+//!   6.7+),
+//! - `mprotect` with a SIGSEGV handler, where the kernel lacks that (`mprotect.rs`),
+//! - if asked for, both, one above the other (`two_level.rs`),
+//! - none at all (`untracked.rs`).
+//!
+//! This file owns the choice between them. Their interface is `tracker.rs`.
 //!
 //! Invariants, for all kinds:
-//! 1. A page whose contents changed since a re-arming [`Tracker::collect`] last reported it (or
-//!    since [`attach`]) is reported by the next collect that covers it. More may be reported;
-//!    nothing is ever left out.
-//! 2. A store that runs at the same time as a re-arming collect is either in memory before that
-//!    collect returns, and its page is in that report, or it is reported by the next one. So read
-//!    the pages **after** collect has returned, never before.
+//! 1. A page whose contents changed since a re-arming [`Tracker::collect`] last reported it
+//!    (or since [`attach`]) is reported by the next collect that covers it. More may be
+//!    reported. Nothing is ever left out.
+//! 2. A store may run at the same time as a re-arming collect. Then one of two things is
+//!    true: it is in memory before that collect returns, and its page is in that report, or
+//!    the next collect reports it. So read the pages **after** collect has returned, never
+//!    before.
 //! 3. When a re-arming collect fails, everything in its range counts as written.
 //! 4. All system calls on memory and descriptors are raw: an interposer of `mmap`, `mprotect` and
 //!    `open` in the same process does not see them.

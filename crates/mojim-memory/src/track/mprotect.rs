@@ -1,34 +1,47 @@
-//! Tracking by `mprotect` and a SIGSEGV handler, where the kernel lacks what `uffd.rs` needs; and
-//! of chunks of pages, as the upper level of `two_level.rs`.
+//! Tracking by `mprotect` and a SIGSEGV handler, where the kernel lacks what `uffd.rs` needs.
+//!
+//! It also tracks chunks of pages, as the upper level of `two_level.rs`.
 //!
 //! It costs 2.7 to 4.6 µs per first-touched page.
 //!
 //! This file owns the tracker, which closes pages. The process's SIGSEGV handler
-//! (`mprotect/handler.rs`) opens them: it looks faults up in a table of ranges
-//! (`mprotect/table.rs`), each with its bitmap (`mprotect/region.rs`): one bit a page (below,
-//! "page" stands for a chunk where the tracker has chunks), set when the page counts as written.
+//! (`mprotect/handler.rs`) opens them. It looks faults up in a table of ranges
+//! (`mprotect/table.rs`). Each range has a bitmap (`mprotect/region.rs`) with one bit a page, set
+//! when the page counts as written. Below, "page" stands for a chunk where the tracker has chunks.
 //!
 //! # Invariants
 //! 1. **A writable page has its bit set**, but for the time between the two steps of a re-arming
 //!    collect that reports it. A set bit on a protected page is allowed: over-reporting.
-//! 2. The handler takes no lock, allocates nothing, leaves errno alone, and runs with all signals
+//! 2. The handler takes no lock, allocates nothing and leaves errno alone. It runs with all signals
 //!    blocked, so that no other handler can leave it half way by `longjmp`.
 //! 3. A region's bitmap is freed only after its slot left the table and every handler inside the
 //!    slot has left.
 //! 4. While a region is `alone` no handler opens a page of it, once those that were inside before
-//!    have left: handlers leave, and their stores are tried again in a moment. In a forked child,
-//!    where no thread would clear the flag, it is ignored; nor is anything counted there.
+//!    have left. Handlers leave, and their stores are tried again in a moment. A forked child
+//!    ignores the flag, for no thread would clear it there. Nothing is counted there either.
 //!
 //! # Why no store is missed
-//! The handler does H0 enter the slot (a counter), H1 set the bit, H2 make the page writable,
-//! H3 leave. A re-arming collect does C1 take (clear) the bits, CQ wait until every handler that
-//! was in the slot at C1 has left, C2 protect the pages, return; the caller then reads them.
-//! * A store before C2 to a page that is writable at C1: its bit was set (invariant 1), the page is
-//!   in this report, and the store is in memory before `mprotect` has flushed the TLBs, hence
-//!   before the caller reads.
+//! The handler does:
+//!
+//! * H0: enter the slot (a counter).
+//! * H1: set the bit.
+//! * H2: make the page writable.
+//! * H3: leave.
+//!
+//! A re-arming collect does:
+//!
+//! * C1: take (clear) the bits.
+//! * CQ: wait until every handler that was in the slot at C1 has left.
+//! * C2: protect the pages, and return.
+//!
+//! The caller then reads the pages. The cases:
+//!
+//! * A store before C2 to a page that is writable at C1: its bit was set (invariant 1). So the page
+//!   is in this report. The store is in memory before `mprotect` has flushed the TLBs, hence before
+//!   the caller reads.
 //! * A handler whose H1 came before C1: its bit is in this report. Without CQ its H2 could come
 //!   after C2 and leave a writable page without a bit. With CQ its H2 is over before C2, so the
-//!   page is protected; if its store has not happened yet, it faults again and is in the next
+//!   page is protected. If its store has not happened yet, it faults again and is in the next
 //!   report.
 //! * A handler whose H1 came after C1: its bit stays set, for the next report, whichever way H2
 //!   and C2 fall. If the bit is set and C2 protected the page, the store faults once more.
@@ -38,29 +51,32 @@
 //!   C1 acquires what H1 released, H0 included.
 //!
 //! CQ waits for handlers only, and a handler waits for nothing but the kernel, so there is no
-//! deadlock, also not when a signal handler of the program stores into the region while its thread
-//! is inside a collect. Two counters, of which new handlers enter the current one, keep a stream of
-//! faults from delaying CQ for ever. Re-arming collects of one region exclude each other.
+//! deadlock. That holds also when a signal handler of the program stores into the region while its
+//! thread is inside a collect. Two counters, of which new handlers enter the current one, keep a
+//! stream of faults from delaying CQ for ever. Re-arming collects of one region exclude each other.
 //!
 //! # Number of mappings
-//! Each run of writable pages between protected ones costs two kernel mappings, and a process may
-//! have `vm.max_map_count` of them (65,530). The rule, with runs counted over all regions:
-//! * fewer than max/8 runs: a fault opens one page;
-//! * fewer than 3/16: 16 pages, fewer than max/4: 64 pages, aligned, within the region;
+//! Each run of writable pages between protected ones costs two kernel mappings. A process may have
+//! `vm.max_map_count` of them (65,530). The rule, with runs counted over all regions:
+//!
+//! * fewer than max/8 runs: a fault opens one page.
+//! * fewer than 3/16: 16 pages, aligned, within the region.
+//! * fewer than max/4: 64 pages, likewise.
 //! * from there on, or when the kernel says ENOMEM: the whole region.
 //!
-//! Chunks are opened as pages are, but a fault in one that follows open chunks opens as many as
-//! those, up to `AHEAD`: a program that fills a region would otherwise fault for each.
+//! Chunks are opened as pages are, with one difference. A fault in a chunk that follows open chunks
+//! opens as many as those, up to `AHEAD`. A program that fills a region would otherwise fault for
+//! each.
 //!
 //! All pages of what is opened count as written. A re-arming collect that would split a run when
 //! the limit is reached leaves it open and reports it again next time. It closes all its runs with
-//! one `mprotect`. For mappings to merge again they must share an anon_vma, which is why attaching
+//! one `mprotect`. For mappings to merge again they must share an anon_vma. That is why attaching
 //! copies the first page of the range before it protects.
 //!
 //! # Late faults
 //! A thread may fault just before a tracker is dropped and look its address up just after. The
-//! pages are writable by then, so it only has to try again: slots keep the range of their last
-//! tracker, and a fault in one is retried a bounded number of times before it is passed on.
+//! pages are writable by then, so it only has to try again. Slots keep the range of their last
+//! tracker. A fault in one is retried a bounded number of times before it is passed on.
 
 use std::io;
 use std::ops::Range;

@@ -1,18 +1,19 @@
 //! Tracking of another process's mapping: that process arms its pages, this one scans its page
 //! tables.
 //!
-//! Several processes share one working copy; `uffd.rs` tells what the kernel promises. The other
-//! process ([`arm`]) registers a userfaultfd of its own and hands over a descriptor of its
-//! `/proc/self/pagemap`; PAGEMAP_SCAN through it works on the memory of the process that opened it,
-//! also when it protects pages again (seen on Linux 6.18, as root and as an ordinary user).
+//! Several processes share one working copy. `uffd.rs` tells what the kernel promises. The other
+//! process ([`arm`]) registers a userfaultfd of its own. It hands over a descriptor of its
+//! `/proc/self/pagemap`. PAGEMAP_SCAN through it works on the memory of the process that opened it.
+//! That is so also when it protects pages again (seen on Linux 6.18, as root and as an ordinary
+//! user).
 //!
 //! Invariants:
 //! 1. A [`Remote`] never fails: what cannot be found out counts as written.
 //! 2. A scan of memory that is gone (the process died, or became another program) reports nothing,
 //!    and no error. `pread` on the same descriptor gives 0 bytes from before the memory's teardown
 //!    begins, so every scan is followed by one.
-//! 3. A mapping that alone is gone (munmap) is reported as not written, too: a process says first
-//!    that it will unmap, and waits for the answer.
+//! 3. A mapping that alone is gone (munmap) is reported as not written, too. So a process says
+//!    first that it will unmap, and waits for the answer.
 
 use std::io;
 use std::ops::Range;

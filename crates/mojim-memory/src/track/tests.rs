@@ -1,7 +1,7 @@
 //! Tests of both kinds of tracker against the real kernel.
 //!
-//! With mprotect a report may hold more than was written (other tests of this process use up the
-//! run budget), so exact reports are asked of uffd only.
+//! With mprotect a report may hold more than was written, since other tests of this process
+//! use up the run budget. So exact reports are asked of uffd only.
 
 #![allow(clippy::single_range_in_vec_init)] // lists of ranges are what is tested
 

@@ -1,5 +1,5 @@
-//! Tracking in two levels: of chunks by `mprotect`, and of the pages of open chunks by
-//! userfaultfd. What a collect costs follows what was stored to, not what the region holds.
+//! Tracking in two levels: of chunks by `mprotect`, and of the pages of open chunks by userfaultfd.
+//! A collect's cost follows what was stored to, not what the region holds.
 //!
 //! Its costs, and the alternatives that were tried, are in `docs/reference/performance.md`.
 //!
@@ -19,12 +19,12 @@
 //!
 //! # When a chunk is closed
 //! Opening and closing cost 10 to 20 µs together, a scan of an open chunk about 1 µs. A chunk stays
-//! open for `FIRST` collects without a store; one that is opened again soon after it was closed,
-//! for twice as many each time, up to `MOST`. So scattered stores leave few chunks open, and chunks
-//! that are stored to all the time stay open. If those are all chunks, the region is scanned as
-//! without this level: open chunks that are near each other are scanned together. A collect closes
-//! only a few chunks, since otherwise the first sync point after a region was filled would pay for
-//! all.
+//! open for `FIRST` collects without a store. One that is opened again soon after it was closed
+//! stays open for twice as many each time, up to `MOST`. So scattered stores leave few chunks open,
+//! and chunks that are stored to all the time stay open. If those are all chunks, the region is
+//! scanned as without this level: open chunks that are near each other are scanned together. A
+//! collect closes only a few chunks, since otherwise the first sync point after a region was filled
+//! would pay for all.
 //!
 //! Where memory is bounded, chunks are also shut: closed without being scanned
 //! (`two_level/release.rs`). A collect scans these as well.

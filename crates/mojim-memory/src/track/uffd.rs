@@ -7,20 +7,23 @@
 //! one descriptor of `/proc/self/pagemap` per process.
 //!
 //! Invariants:
+//!
 //! 1. A page that is not write-protected in the page tables is a written one: the kernel's state
 //!    is the only state, except for the ranges of [`Marks`].
 //! 2. PM_SCAN_WP_MATCHING protects a page under the lock of its page table, in the same step that
-//!    reports it, and flushes the TLBs before the ioctl returns. So a store is either done by the
-//!    time the ioctl returns, through a page that is in the report, or it faults and its page is in
-//!    the next report.
+//!    reports it. It flushes the TLBs before the ioctl returns. So a store that is done by the
+//!    time the ioctl returns went through a page that is in the report. Any other store faults,
+//!    and its page is in the next report.
 //! 3. PM_SCAN_CHECK_WPASYNC is always set: memory that is no longer tracked gives EPERM, never
 //!    "nothing written".
 //! 4. The descriptors belong to the memory of the process that opened them. A forked child never
-//!    uses them; it only closes its copy of the userfaultfd.
+//!    uses them. It only closes its copy of the userfaultfd.
 //!
-//! Costs to know: arming fills the page tables of the whole range (8 bytes a page, WP_UNPOPULATED),
-//! so that a page read for the first time does not look written; a scan costs time by the resident
-//! page tables of its range, not by what was written.
+//! Costs to know:
+//!
+//! - Arming fills the page tables of the whole range (8 bytes a page, WP_UNPOPULATED). So a page
+//!   read for the first time does not look written.
+//! - A scan costs time by the resident page tables of its range, not by what was written.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};

@@ -1,10 +1,13 @@
 //! Checksums: one fence an append.
 //!
-//! A record's checksum covers its position, so that what an earlier pass over the ring left is
-//! no record, and a random number of the log, so that bytes within a record are none either.
-//! A record also says during which opening of the log it was appended. Openings do not decrease
-//! along the log. So records behind a damaged one, which the log has lost, do not come back when
-//! a later append ends where one of them begins.
+//! A record's checksum covers two more things:
+//!
+//! - its position, so that what an earlier pass over the ring left is no record,
+//! - a random number of the log, so that bytes within a record are none either.
+//!
+//! A record also says during which opening of the log it was appended. Openings do not
+//! decrease along the log. So records behind a damaged one, which the log has lost, do not
+//! come back when a later append ends where one of them begins.
 
 use mojim::Result;
 use mojim_format::crc64;

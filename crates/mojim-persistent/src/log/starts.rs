@@ -1,9 +1,10 @@
 //! Where records begin: a sparse index in ordinary memory, made while the log is opened.
 //!
-//! A position that is no record's is told from one that is by a walk over the records' lengths,
-//! from the first one that begins in the same span.
+//! A walk over the records' lengths tells a position that is a record's from one that is not. It
+//! starts at the first record that begins in the same span.
 //!
 //! Invariants:
+//!
 //! - From the first record of a span on, records follow each other up to the log's end.
 //! - No record before the head is known: its words may be in use again.
 

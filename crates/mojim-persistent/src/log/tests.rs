@@ -1,6 +1,6 @@
 //! Logs against a list of records, also where memory is damaged.
 //!
-//! What a loss of power leaves is enumerated by the simulator (`mojim-sim`, `shadow`).
+//! The simulator (`mojim-sim`, `shadow`) enumerates what a loss of power leaves.
 
 use std::collections::VecDeque;
 

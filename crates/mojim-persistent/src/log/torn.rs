@@ -1,10 +1,10 @@
 //! Torn bits: one fence an append.
 //!
-//! A word has 63 bits of the record, and in its highest bit the parity of the pass over the ring
-//! in which it was stored. A record whose words do not all have the parity of their pass was
-//! torn: the log ends before it. Before words behind the end are used again, those that a torn
-//! append left with the parity of this pass lose it: otherwise they would complete a later
-//! record that is torn in its turn.
+//! A word has 63 bits of the record. Its highest bit has the parity of the pass over the ring in
+//! which it was stored. A record whose words do not all have the parity of their pass was torn: the
+//! log ends before it. Before words behind the end are used again, those that a torn append left
+//! with the parity of this pass lose it: otherwise they would complete a later record that is torn
+//! in its turn.
 
 use std::ops::Range;
 

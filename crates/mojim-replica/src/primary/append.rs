@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - Records of one lane lie in the order of their LSNs: both are taken in one step.
-//! - Whoever takes room waits for nothing until the records are there. If the thread comes to its
+//! - A thread that takes room waits for nothing until the records are there. If it comes to its
 //!   end before, records that change nothing take their place: others' lie behind them.
 
 use std::mem::ManuallyDrop;

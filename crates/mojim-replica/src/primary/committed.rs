@@ -1,4 +1,4 @@
-//! What is committed, and what others are told of that.
+//! The sync points that are committed, and what others are told of that.
 //!
 //! Owns no state: the rule, the prefixes and the sync points in parts have theirs. Invariant: what
 //! another node or a record is told is the end of a whole sync point.

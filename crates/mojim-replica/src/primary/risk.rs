@@ -1,7 +1,7 @@
-//! What was acknowledged, and would be lost with this node's power.
+//! Records that were acknowledged, and would be lost with this node's power.
 //!
-//! Owns the account of it, from the loss of the mirror on. Invariant: a loss is counted once, and with
-//! what was at risk when it was noticed.
+//! Owns the account of it, from the loss of the mirror on. Invariant: a loss is counted once, and
+//! with what was at risk when it was noticed.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::Duration;

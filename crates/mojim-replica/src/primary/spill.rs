@@ -1,9 +1,11 @@
-//! Sync points that no log can hold: they go through a file of their own
-//! (`docs/reference/protocol.md`, "Spill files").
+//! Sync points that no log can hold: they go through a file of their own.
 //!
-//! Owns the writing of the file, and how its sync point goes on; `spills.rs` has its place in line.
-//! Invariant: the record that names a file is appended only after every copy that counts has the file
-//! durably.
+//! The protocol is in `docs/reference/protocol.md`, "Spill files".
+//!
+//! Owns the writing of the file, and how its sync point goes on. `spills.rs` has its place in line.
+//!
+//! Invariant: the record that names a file is appended only after every copy that counts has the
+//! file durably.
 
 use super::*;
 use crate::piece::{cut, encode, read_copies};

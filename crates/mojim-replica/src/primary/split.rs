@@ -2,7 +2,7 @@
 //!
 //! Invariant: the committed LSN that a primary tells another node or writes into a record
 //! is the end of a sync point. Recovery compares what a record tells with the end of the
-//! last sync point that it finds whole, and no caller was told of a part of one.
+//! last sync point that it finds whole. No caller was told of a part of one.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 

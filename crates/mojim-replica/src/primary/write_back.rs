@@ -4,9 +4,14 @@
 //! Owns when a primary applies and checkpoints. `pace.rs` owns how often its thread takes a turn.
 //!
 //! Each turn writes the primary's log first. So what `sync` acknowledges is persistent on the
-//! primary after about 1 ms, after up to 20 ms behind a pause of 50 ms, and later while a turn
-//! applies or syncs data files. A record is applied when it is committed, is in the own log and,
-//! while the mirror is linked, in the mirror's. The primary applies
+//! primary
+//!
+//! - as a rule after about 1 ms,
+//! - behind a pause of 50 ms after up to 20 ms,
+//! - later while a turn applies or syncs data files.
+//!
+//! A record is applied when it is committed and in the own log. While the mirror is linked,
+//! the record must be in the mirror's log, too. The primary applies
 //!
 //! - when a log is half full, or a caller waits for room,
 //! - when nothing was committed for 50 ms,
@@ -14,10 +19,14 @@
 //!   `mojim-memory`),
 //! - as `write_back` says.
 //!
-//! `auto` (the default) applies in a pause if `checkpoint_threshold` records wait, when an eighth
-//! of the log (a MiB at least) waits, or after a second in which nothing was written (as many
-//! records). `eager` applies when `checkpoint_threshold` records wait, `async` when
-//! `write_back_pages` pages do.
+//! `auto` (the default) applies
+//!
+//! - in a pause, if `checkpoint_threshold` records wait,
+//! - when an eighth of the log (a MiB at least) waits,
+//! - after a second in which nothing was written, if as many records wait.
+//!
+//! `eager` applies when `checkpoint_threshold` records wait, `async` when `write_back_pages`
+//! pages do.
 
 use super::*;
 use crate::pace::{Pace, Pacer, piece};

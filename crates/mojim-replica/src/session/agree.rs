@@ -1,5 +1,6 @@
-//! What follows from the mirror's answer to the greeting: which copy both nodes will
-//! have, and what would be lost by that.
+//! The plan after the mirror's answer to the greeting: which copy both nodes will have.
+//!
+//! The plan also says what would be lost by that.
 //!
 //! Invariant: nothing is changed on either node before this is decided. A plan that would
 //! lose what was acknowledged is refused (`mojim_protocol::loss`).

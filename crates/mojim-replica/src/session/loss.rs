@@ -1,9 +1,13 @@
-//! An attach that would begin with less than was acknowledged, or may have been, is refused:
-//! what is then said.
+//! The refusal of an attach that would begin with less than was acknowledged, or may have been.
 //!
-//! Owns the texts. Invariants: they name the node that lacks something, and a command that goes
-//! on with the most there is; `--force` only where something that was acknowledged may be lost
-//! by it, or where a plain promotion would be refused.
+//! Owns the texts.
+//!
+//! Invariants:
+//! - They name the node that lacks something.
+//! - They name a command that goes on with the most there is.
+//! - They name `--force` only where one of these holds:
+//!   - Something that was acknowledged may be lost by it.
+//!   - A plain promotion would be refused.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What a session carries besides records: the whole copy, and spill files.
+//! The load of a session besides records: the whole copy, and spill files.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is observed of a node after each of its steps.
+//! Observations of a node after each of its steps.
 //!
 //! Owns what the checker is told: what each copy has, what was acknowledged, what backups
 //! lack. Invariant: the state of a dead process is not observed.

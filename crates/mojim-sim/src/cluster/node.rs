@@ -1,7 +1,11 @@
 //! One node: what runs on it, and how the others name and reach it.
 //!
-//! Owns the names and addresses of all nodes. Invariant: a node has one role at a time;
-//! what a role's threads hold ends with the role.
+//! Owns the names and addresses of all nodes.
+//!
+//! Invariants:
+//!
+//! - A node has one role at a time.
+//! - Everything that a role's threads hold ends with the role.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

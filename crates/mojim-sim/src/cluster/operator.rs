@@ -1,9 +1,14 @@
-//! What an operator does: promotes, gives up, stops; and an application that ends.
+//! The actions of an operator, and an application that ends.
 //!
-//! Owns the decisions on which copy goes on where no register decides. Invariants:
+//! An operator promotes, gives up and stops.
+//!
+//! Owns the decisions on which copy goes on where no register decides.
+//!
+//! Invariants:
+//!
 //! - An operator gives up what is missing only after having looked at all nodes that run.
 //! - Where there are backups, or a log is damaged, a copy with everything that is acknowledged goes
-//!   on by force, if there is one: the refusal of an attach and `mojim status` say which nodes have
+//!   on by force, if there is one. The refusal of an attach and `mojim status` say which nodes have
 //!   more, and of which epoch. A node that is down is started first.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! How a node's process starts, what it opens, and how it ends.
 //!
 //! Owns the configuration that each node is given. Invariant: however a process ended,
-//! what it believed and told no other node is lost; the checker learns what may be left.
+//! what it believed and told no other node is lost. The checker learns what may be left.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

@@ -1,9 +1,13 @@
 //! A node that is lost for good, and the node that takes its place.
 //!
-//! Owns when an operator acts as `mojim replace` does, the conditions for it, how the
-//! other nodes learn of it, and the lost node that comes back later with its old
-//! configuration. No node accepts its links, the voters do not answer it, and it is never
-//! a member again: this is checked here, and where acknowledgements are counted.
+//! Owns:
+//!
+//! - When an operator acts as `mojim replace` does, and the conditions for it.
+//! - How the other nodes learn of it.
+//! - The lost node that comes back later with its old configuration.
+//!
+//! No node accepts the lost node's links, the voters do not answer it, and it is never
+//! a member again. This is checked here, and where acknowledgements are counted.
 
 use std::time::Duration;
 

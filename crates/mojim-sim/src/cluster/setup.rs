@@ -1,4 +1,4 @@
-//! What a seed decides before it starts: mode, nodes, sizes and faults.
+//! The choices that a seed makes before it starts: mode, nodes, sizes and faults.
 //!
 //! Owns how this is drawn. Invariant: features that were added later are drawn from
 //! generators of their own, so that all seeds without them stay as they were.

@@ -1,7 +1,8 @@
 //! A mirror or a backup that takes a primary's place, by the register.
 //!
-//! Owns when a node tries to do so, and the losses that cause it. Invariant: a suspicion may be
-//! wrong; this is never unsafe where a register decides.
+//! Owns when a node tries to do so, and the losses that cause it.
+//!
+//! Invariant: a suspicion may be wrong. This is never unsafe where a register decides.
 
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 //! stores in place (`naive`), one acknowledges before its log is durable
 //! (`nosync`), one is a plain correct redo log (`log`).
 //!
-//! Owns their formats. Words 0 to 63 of the memory are the data; word 64 is the number of
-//! the record up to which they are current; the records follow at `LOG`.
+//! Owns their formats. Words 0 to 63 of the memory are the data. Word 64 is the number of
+//! the record up to which they are current. The records follow at `LOG`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! The persistent heap over the shipped engine: a program that allocates, frees and sets roots,
-//! in transactions and outside of them.
+//! A program on the persistent heap, over the shipped engine.
 //!
-//! Owns the program, its model of the heap, and what lies between heap and engine, with its defects.
+//! It allocates, frees and sets roots, in transactions and outside of them. This file owns the
+//! program, its model of the heap, and what lies between heap and engine, with its defects.
 //!
-//! Every state of the heap that is committed has a number, which lies in a block of the heap and
-//! grows by one with each transaction and each sync of the heap. So a recovered file tells which state it
-//! must be; what the heap commits by itself (slabs and chunks) changes none.
+//! Every state of the heap that is committed has a number, which lies in a block of the heap. It
+//! grows by one with each transaction and each sync of the heap. So a recovered file tells which
+//! state it must be. The heap also commits by itself (slabs and chunks), which changes no number.
+//!
 //! Invariant: the bytes of a block begin with their number, so a block knows what it must hold.
 
 use std::collections::BTreeMap;

@@ -1,22 +1,22 @@
 //! A machine with persistent memory, and every state in which a power cut may leave it.
 //!
-//! Owns the durable image ([`Image`]), the machine that runs over an image ([`Shadow`],
-//! an [`Env`]) and the enumeration at its fences.
+//! Owns the durable image ([`Image`]), the machine that runs over an image ([`Shadow`], an [`Env`])
+//! and the enumeration at its fences.
 //!
-//! What the medium does:
-//! - A word (8 aligned bytes) of mapped memory is durable once its line was flushed and
-//!   fenced. Until then it may be there or not, independently of the others: a superset
-//!   of what lines that keep the order of their stores can do, so this order need not be
-//!   observed. Values that a word had between two looks are not observed either.
-//! - Of what was written to a file and not synced, each 512-byte sector may be there or
-//!   not, and so may the new length.
-//! - Changes of names become durable in their order; after `sync_dir` all changes up to
-//!   the last one in that directory are durable.
+//! The medium behaves so:
 //!
-//! Between two fences the set of pending changes only grows, so the states of any moment
-//! between them are among those of the later fence. If a pending sector is written again,
-//! which would hide its first value, the states are looked at before that; so the
-//! argument holds for files too.
+//! - A word (8 aligned bytes) of mapped memory is durable once its line was flushed and fenced.
+//!   Until then it may be there or not, independently of the others. That is a superset of what
+//!   lines that keep the order of their stores can do. So this order need not be observed. Values
+//!   that a word had between two looks are not observed either.
+//! - Of what was written to a file and not synced, each 512-byte sector may be there or not, and so
+//!   may the new length.
+//! - Changes of names become durable in their order. After `sync_dir` all changes up to the last
+//!   one in that directory are durable.
+//!
+//! Between two fences the set of pending changes only grows. So the states of any moment between
+//! them are among those of the later fence. A pending sector that is written again would hide its
+//! first value, so the states are looked at before that. So the argument holds for files too.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
-//! What all handles of a world share: its nodes, its net, and the owner of each handle.
+//! The state that all handles of a world share: its nodes, its net, and the owner of each handle.
 //!
-//! Owns crashes. Invariants:
+//! Owns crashes.
+//!
+//! Invariants:
 //! - A handle belongs to one incarnation of one node's process. After that
 //!   incarnation crashed, each of its calls fails with [`is_crash`]'s error and
 //!   changes nothing.

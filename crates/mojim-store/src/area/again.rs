@@ -1,13 +1,15 @@
 //! Applying again what found no room.
 //!
-//! A write into new room that fails has made nothing durable that is not in the log, too. So it is
-//! no failure of the disk: what was being applied is given up as a crash gives it up, except that
-//! nobody loses a descriptor, and is applied again from the catalogue as the disk has it.
+//! A write into new room that fails has made nothing durable that is not in the log, too. So
+//! it is no failure of the disk: what was being applied is given up as a crash gives it up,
+//! except that nobody loses a descriptor. Then it is applied again from the catalogue as the
+//! disk has it.
 //!
 //! Invariants:
 //! - While the area is torn nothing is applied, and nothing of it counts as durable.
-//! - What was not synced before is synced before anything counts as durable: also files that left
-//!   the catalogue by what was given up, over the descriptors that tell of failed writes.
+//! - All that was not synced before is synced before anything counts as durable. So are files
+//!   that left the catalogue by what was given up. They are synced over the descriptors that
+//!   tell of failed writes.
 
 use super::*;
 use crate::room;

@@ -1,12 +1,14 @@
-//! The names of the data area: how records make, remove and rename files, and the notes that
-//! say after a crash what was under way.
+//! The names of the data area: how records make, remove and rename files.
+//!
+//! Notes say after a crash what was under way.
 //!
 //! Owns the two notes beside the catalogue, and the order of their writes and the
 //! catalogue's.
 //!
 //! Invariants:
-//! - What leaves the catalogue is noted first, and goes from the directory afterwards.
-//! - A rename is noted first; the file's new name is durable before the catalogue has it.
+//!
+//! - A file that leaves the catalogue is noted first, and goes from the directory afterwards.
+//! - A rename is noted first. The file's new name is durable before the catalogue has it.
 //! - Within a record the catalogue has the previous LSN, so that the record is applied again, and
 //!   says which sync point was begun. It says so before the directory shows a renaming.
 

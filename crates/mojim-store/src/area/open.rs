@@ -1,8 +1,8 @@
 //! The data files that are open.
 //!
-//! Owns their table. It has a lock of its own, for an instant: who reads a data file (`mojim
-//! mount` does, for every page that a program misses) must not wait until a turn of applying,
-//! which holds the area and syncs directories, has ended.
+//! Owns their table. It has a lock of its own, for an instant. A turn of applying holds the area
+//! and syncs directories. A thread that reads a data file must not wait until such a turn has
+//! ended. (`mojim mount` reads one for every page that a program misses.)
 //!
 //! Invariant: only who holds the area adds files and removes them.
 

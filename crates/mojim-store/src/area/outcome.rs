@@ -1,17 +1,18 @@
-//! What sync points come to in names.
+//! The outcome of sync points in names.
 //!
-//! Each change of names costs several syncs of the disk, and a program that makes and removes a
-//! file with every transaction (SQLite's journal) goes no faster than its nodes can apply. So sync
-//! points that wait together are applied as one: a file that they make and remove is never made,
-//! and one that they make and rename is made under its last name, all of them with one write of
-//! the catalogue. A sync point that renames a file that was there before is applied alone, step by
-//! step (`names.rs`).
+//! Each change of names costs several syncs of the disk. A program that makes and removes a file
+//! with every transaction (SQLite's journal) goes no faster than its nodes can apply. So sync
+//! points that wait together are applied as one, all of them with one write of the catalogue. A
+//! file that they make and remove is never made. One that they make and rename is made under its
+//! last name. A sync point that renames a file that was there before is applied alone, step by step
+//! (`names.rs`).
 //!
 //! Invariants:
+//!
 //! - The catalogue says that the last of the sync points was begun before the directory shows
 //!   anything of them.
-//! - Files that were there go first, then names are given: a name that is free at the end is free
-//!   when it is given.
+//! - Files that were there go first, then names are given. So a name that is free at the end is
+//!   free when it is given.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! What of the data files is not durable yet, and how it becomes so.
+//! The part of the data files that is not durable yet, and how it becomes so.
 //!
 //! A few files are synced one by one. For many, one sync of the file system is cheaper by orders
 //! of magnitude: each `fdatasync` of a new file commits the file system's journal. It waits for
@@ -7,7 +7,7 @@
 //! Invariants:
 //! - A file is closed with bytes that were not synced only where a sync of the whole file system
 //!   tells of writes that failed. The descriptor that tells was opened before they were made.
-//! - Nothing is forgotten but by a sync that follows. Whoever takes it out to be synced lets
+//! - Nothing is forgotten but by a sync that follows. A caller that takes it out to be synced lets
 //!   nothing count as durable if that fails.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,8 @@
 //! How far the records in a copy's logs are applied.
 //!
-//! Invariant: the cursors change together with `applied`, at the ends of whole sync
-//! points; both are only changed under the applier's lock.
+//! Invariants:
+//! - The cursors change together with `applied`, at the ends of whole sync points.
+//! - Both are only changed under the applier's lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

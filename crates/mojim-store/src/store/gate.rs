@@ -1,16 +1,20 @@
 //! The applier's lock, and who goes first.
 //!
-//! Owns the order of two kinds of threads that take one lock: those that keep the node going (who
-//! apply and checkpoint; links), and readers, of which there may be many
-//! that ask without a pause. The system's mutex is whoever's is awake when it becomes free: a
-//! reader that asks again at once.
+//! Owns the order of two kinds of threads that take one lock:
+//!
+//! - threads that keep the node going: those that apply and checkpoint, and links
+//! - readers, of which there may be many that ask without a pause
+//!
+//! The system's mutex goes to the thread that is awake when it becomes free. That is a reader
+//! that asks again at once.
 //!
 //! Invariants:
+//!
 //! - A reader that asks while another thread waits for the lock gets it after that one, unless
 //!   [`MOST_PASSED`] others went before them both.
-//! - At most one reader has the lock or has been let through to it: who goes first waits for one
-//!   of them at most.
-//! - A free lock costs whoever goes first what a mutex does.
+//! - At most one reader has the lock or has been let through to it. So a thread that goes first
+//!   waits for one of them at most.
+//! - A free lock costs a thread that goes first what a mutex does.
 
 use std::ops::Deref;
 use std::sync::MutexGuard;

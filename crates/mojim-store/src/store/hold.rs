@@ -1,9 +1,12 @@
-//! What background readers of a store's logs or files ask of it: that records
-//! stay in the logs, that the files stand still, that changes are noted.
+//! The requests that background readers of a store's logs or files make of it.
 //!
-//! Invariants: a firm [`Hold`] binds for as long as it lives. A [`Pause`] and a
-//! [`Watch`] may be revoked by a thread that needs the files; their holders learn
-//! this from the watch.
+//! They ask that records stay in the logs, that the files stand still, that changes are noted.
+//!
+//! Invariants:
+//!
+//! - A firm [`Hold`] binds for as long as it lives.
+//! - A [`Pause`] and a [`Watch`] may be revoked by a thread that needs the files. Their holders
+//!   learn this from the watch.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};

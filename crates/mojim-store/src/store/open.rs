@@ -1,11 +1,13 @@
-//! Opening a copy: lock, superblock, logs, data area, in this order, and what it means
-//! if one of them contradicts another.
+//! Opening a copy: lock, superblock, logs, data area, in this order.
+//!
+//! Also owns what it means if one of them contradicts another.
 //!
 //! Invariants:
-//! - What is read is made durable, again, before anything relies on it: a process that
+//!
+//! - Everything that is read is made durable, again, before anything relies on it. A process that
 //!   died, or a sync that failed, may have left it in a cache only.
 //! - A log that is gone empties the copy before anyone sees the copy
-//!   (`docs/reference/invariants.md`, 1); the node's promise stays.
+//!   (`docs/reference/invariants.md`, 1). The node's promise stays.
 //! - A log's identity is durable in the superblock before anything is appended.
 
 use std::any::Any;

@@ -4,8 +4,10 @@
 //! referred to by it are defined here too, so that none of these files imports `store.rs`.
 //!
 //! Invariants:
-//! - The lock of checkpoints is taken first, then the applier's, and the data area's before the
-//!   superblock's; `durable` last. Who only reads takes it behind all who wait for it ([`Gate`]).
+//!
+//! - The lock of checkpoints is taken first, then the applier's. The data area's is taken before
+//!   the superblock's, and `durable` last. A thread that only reads takes the applier's lock
+//!   behind all that wait for it ([`Gate`]).
 //! - `update` changes the superblock in memory only once the change is durable.
 //! - After the first failure (`fail`) every call that would make something durable
 //!   returns that error. So it does while what is committed finds no room in the data files,

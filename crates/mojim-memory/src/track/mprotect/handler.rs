@@ -1,7 +1,9 @@
 //! The process's SIGSEGV handler: installed at the first attach, never removed.
 //!
-//! It answers the faults of the ranges in the table (H0 to H3 of `mprotect.rs`), sends SIGBUS to a
-//! store for which there is no room, and passes all others on to the handler that was there before.
+//! - It answers the faults of the ranges in the table (H0 to H3 of `mprotect.rs`).
+//! - It sends SIGBUS to a store for which there is no room.
+//! - It passes all other faults on to the handler that was there before.
+//!
 //! It keeps invariant 2 of `mprotect.rs`.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! What the SIGSEGV handler needs to know of a tracked range, and how it opens a page of it.
+//! The facts of a tracked range that the SIGSEGV handler needs, and how it opens a page of it.
 //!
 //! This file owns each tracker's bitmap, and keeps invariants 1 and 2 of `mprotect.rs`: what
 //! `Region::open` calls takes no lock and allocates nothing.

@@ -1,7 +1,10 @@
 //! The table of ranges that the SIGSEGV handler looks faults up in.
 //!
-//! Invariants: a slot's range and region are complete while it is `LIVE`; a region stays while a
-//! handler is inside its slot (invariant 3 of `mprotect.rs`). Looking up takes no lock.
+//! Invariants:
+//!
+//! - A slot's range and region are complete while it is `LIVE`.
+//! - A region stays while a handler is inside its slot (invariant 3 of `mprotect.rs`).
+//! - Looking up takes no lock.
 
 use std::io;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};

@@ -1,31 +1,35 @@
-//! Gives back the pages of a region that are what the file has, so that a region larger than memory
-//! can be changed; only if that is asked for (`Meter`).
+//! Gives back the pages of a region that are what the file has.
 //!
-//! Source: `docs/reference/invariants.md`, "The order of a record's life": a page is released only while
-//! stores to it wait, and only if it is the file's.
+//! So a region larger than memory can be changed. This is done only if it is asked for (`Meter`).
 //!
-//! This file owns the steps below; their state is in `release_queue.rs`.
+//! Source: `docs/reference/invariants.md`, "The order of a record's life". A page is released
+//! only while stores to it wait, and only if it is the file's.
+//!
+//! This file owns the steps below. Their state is in `release_queue.rs`.
 //!
 //! # How
-//! R1 A chunk is *shut*: closed, without a scan. R2 The caller learns which records were begun by
-//! then, and waits until the file has them. R3 It compares the chunk's copies with the file, page
-//! by page. R4 Pages that are the same are discarded, if the chunk was not opened since R1, and
-//! while none can be opened; they are protected again.
+//!
+//! - R1: a chunk is *shut*: closed, without a scan.
+//! - R2: the caller learns which records were begun by then, and waits until the file has them.
+//! - R3: it compares the chunk's copies with the file, page by page.
+//! - R4: pages that are the same are discarded, if the chunk was not opened since R1, and while
+//!   none can be opened. They are protected again.
 //!
 //! # Why nothing is lost
-//! * No thread stores to the chunk from R1 to R4, or R4 does nothing: a store opens the chunk,
-//!   which makes it *fresh*, and between the check for that and the end of R4 no chunk is opened
+//!
+//! * No thread stores to the chunk from R1 to R4, or R4 does nothing. A store opens the chunk,
+//!   which makes it *fresh*. Between the check for that and the end of R4 no chunk is opened
 //!   (`Mprotect::alone`).
-//! * So what R3 compared is what R4 discards, and every record that is begun after R1 takes the
-//!   same bytes from there: the file shows them before such a record is applied, and after.
+//! * So what R3 compared is what R4 discards. Every record that is begun after R1 takes the same
+//!   bytes from there. The file shows them before such a record is applied, and after.
 //! * Pages that are not committed differ from the file, and stay, with their marks in the page
 //!   tables.
-//! * A shut chunk may have pages that no collect has found: it is *unseen* until a collect scans
-//!   it, or no such pages are left. It is made unseen before it counts as closed; a collect reads
-//!   the two in the opposite order, so it finds the chunk in one of them. A re-arming collect must
-//!   not run between the two: it could clear the unseen mark, scan, and miss a store made after
-//!   that to the chunk, which is still open. So a thread that shuts or discards holds the region's
-//!   images, as one that collects does.
+//! * A shut chunk may have pages that no collect has found. It is *unseen* until a collect scans
+//!   it, or no such pages are left. It is made unseen before it counts as closed. A collect reads
+//!   the two in the opposite order, so it finds the chunk in one of them. A re-arming collect
+//!   must not run between the two. It could clear the unseen mark, scan, and miss a store made
+//!   after that to the chunk, which is still open. So a thread that shuts or discards holds the
+//!   region's images, as one that collects does.
 
 use std::io;
 use std::ops::Range;

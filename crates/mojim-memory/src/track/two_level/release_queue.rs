@@ -1,5 +1,7 @@
+//! The queue of a region's chunks for `release.rs`.
+//!
 //! This file owns the order in which a region's chunks that hold something beside the file are
-//! tried, and the marks of chunks that were closed without being scanned.
+//! tried. It also owns the marks of chunks that were closed without being scanned.
 //!
 //! Invariant: a chunk is queued once at most.
 
