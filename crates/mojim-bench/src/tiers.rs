@@ -9,9 +9,8 @@
 //! - `b` is away while a hundredth of the pages changes and more is committed than the log holds.
 //!   Then it returns.
 //!
-//! Then, with three nodes or more, it measures what more copies cost a sync point, by one scheme or
-//! another (Mojim, Table 1 and 6.2). The schemes take turns, over TCP on loopback, then over shared
-//! memory:
+//! Then, with three nodes or more, it measures the cost of more copies to a sync point (Mojim, Table
+//! 1 and 6.2). Several schemes take turns, over TCP on loopback, then over shared memory:
 //!
 //! - `sync`.
 //! - `sync-sec`, whose mirror forwards to the backups.

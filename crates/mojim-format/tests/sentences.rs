@@ -305,6 +305,36 @@ fn documents_are_written_by_the_rules() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// The `//!` lines at the top of a source file.
+fn head(text: &str) -> String {
+    let lines = text.lines().skip_while(|l| !l.starts_with("//!"));
+    let lines = lines.map_while(|l| l.strip_prefix("//!"));
+    let lines = lines.map(|l| l.strip_prefix(' ').unwrap_or(l));
+    lines.map(|l| format!("{l}\n")).collect()
+}
+
+/// The heads of source files have no long sentence, none without a subject, and no semicolon.
+#[test]
+fn heads_of_files_are_written_by_the_rules() {
+    let (mut dirs, mut files, mut failed) = (vec![top().join("crates")], 0, Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let (found, at) = count(&head(&fs::read_to_string(&path).unwrap()), false);
+                files += 1;
+                if found.semicolons + found.long + found.unnamed > 0 {
+                    failed.push(format!("{}: {at:?}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(files > 500, "{files}");
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
 /// The list in CONTRIBUTING.md is the one that is looked for.
 #[test]
 fn the_retired_words_are_named_for_contributors() {
