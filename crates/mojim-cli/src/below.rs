@@ -47,12 +47,21 @@ impl Below {
         let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
         let source = format!("{SOURCE}{}", std::process::id());
         if mount(source, &at, "tmpfs", flags, None).is_err() {
-            tell.write_all(&[0; MESSAGE])?;
+            let _ = tell.write_all(&[0; MESSAGE]);
             return Ok(Below(None));
         }
-        let device = device_of(&at)?;
-        tell.write_all(&told(device))?;
-        Ok(Below(Some(Laid { at, device, tell })))
+        let device = device_of(&at).and_then(|device| {
+            tell.write_all(&told(device))?;
+            Ok(device)
+        });
+        match device {
+            Ok(device) => Ok(Below(Some(Laid { at, device, tell }))),
+            // Nobody would take it away.
+            Err(e) => {
+                let _ = unmount(&at, UnmountFlags::DETACH);
+                Err(e)
+            }
+        }
     }
 }
 

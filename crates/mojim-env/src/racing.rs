@@ -310,6 +310,7 @@ mod tests {
         };
         let over = AtomicBool::new(false);
         let rounds = if cfg!(miri) { 10 } else { 200_000 };
+        let mut torn = None;
         std::thread::scope(|s| {
             s.spawn(|| {
                 while !over.load(Relaxed) {
@@ -320,20 +321,26 @@ mod tests {
                 }
             });
             let from = (&raw const two).cast::<u8>();
-            for (at, len) in [(0, 3), (4, 4), (3, 5), (2, 6), (0, 2), (1, 7)] {
-                for _ in 0..rounds {
+            while two.large.load(Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            // Asserted when the other thread has ended: it would be waited for.
+            torn = [(0, 3), (4, 4), (3, 5), (2, 6), (0, 2), (1, 7)]
+                .into_iter()
+                .flat_map(|part| std::iter::repeat_n(part, rounds))
+                .find_map(|(at, len)| {
                     let mut to = [0u8; 8];
                     // SAFETY: inside `two`, and `to` has room for eight bytes.
                     unsafe { copy(from.add(at), to.as_mut_ptr().add(at), len) };
                     let large = u32::from_ne_bytes(to[4..].try_into().unwrap());
                     let small = u16::from_ne_bytes([to[0], to[1]]);
-                    assert!([0, u32::MAX].contains(&large), "{len} from {at}: {large:x}");
-                    let whole = at > 0 || [0, u16::MAX].contains(&small);
-                    assert!(whole, "{len} from {at}: {small:x}");
-                }
-            }
+                    let whole = [0, u32::MAX].contains(&large)
+                        && (at > 0 || [0, u16::MAX].contains(&small));
+                    (!whole).then_some((at, len, to))
+                });
             over.store(true, Relaxed);
         });
+        assert_eq!(torn, None, "from, length, bytes");
         assert_eq!(two.pad, 0);
     }
 }

@@ -1273,6 +1273,40 @@ fn a_greeting_makes_no_copy_of_an_earlier_epoch_a_mirror_again() {
     }
 }
 
+/// The same with a copy of a time when the node led: it was called a member when it was greeted, the
+/// register named it the mirror, and it took over. And a node whose copy was put back as of before it
+/// became primary began that epoch a second time, with less.
+#[test]
+fn a_copy_of_when_the_node_led_counts_for_nothing_in_a_later_view() {
+    let mut nodes = Nodes::new("led");
+    nodes.by_register = true;
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    drop(s);
+    let m = nodes.mirror.clone().unwrap();
+    let mut view = m.store.superblock().view;
+    (view.primary, view.mirror) = ("b".into(), "a".into());
+    m.store.update(|sb| sb.view = view).unwrap();
+    let sb = m.store.superblock();
+    let next = sb.promised + 5;
+    let reg = Register {
+        version: 3,
+        epoch: next,
+        primary: member("b", sb.life),
+        mirror: None,
+        promised: 0,
+    };
+    let views = Voted::default();
+    *views.now.lock().unwrap() = reg.clone();
+    let why = m.take_over_from(reg, &views, &[]).unwrap_err().to_string();
+    assert!(why.contains("became primary in epoch"), "{why}");
+    for epoch in [next, next + 1] {
+        assert!(!counts_when_greeted(&m, &p, next, epoch));
+    }
+}
+
 /// A mirror got its first copy for longer than its limit, in which no primary was heard. While it
 /// asked the register, its primary spoke to it and named it the mirror: it took over from a primary
 /// that was alive. So it asks again whether that is silent, after each wait.
@@ -1317,40 +1351,6 @@ fn a_primary_that_speaks_meanwhile_keeps_its_place() {
     assert_eq!(take_over(2).unwrap(), None, "it spoke meanwhile");
     assert_eq!(asked.load(SeqCst), 1);
     assert!(take_over(usize::MAX).unwrap().is_some());
-}
-
-/// The same with a copy of a time when the node led: it was called a member when it was greeted, the
-/// register named it the mirror, and it took over. And a node whose copy was put back as of before it
-/// became primary began that epoch a second time, with less.
-#[test]
-fn a_copy_of_when_the_node_led_counts_for_nothing_in_a_later_view() {
-    let mut nodes = Nodes::new("led");
-    nodes.by_register = true;
-    nodes.follow();
-    let p = nodes.primary();
-    let mut s = nodes.session(&p);
-    nodes.linked(&mut s, &p);
-    drop(s);
-    let m = nodes.mirror.clone().unwrap();
-    let mut view = m.store.superblock().view;
-    (view.primary, view.mirror) = ("b".into(), "a".into());
-    m.store.update(|sb| sb.view = view).unwrap();
-    let sb = m.store.superblock();
-    let next = sb.promised + 5;
-    let reg = Register {
-        version: 3,
-        epoch: next,
-        primary: member("b", sb.life),
-        mirror: None,
-        promised: 0,
-    };
-    let views = Voted::default();
-    *views.now.lock().unwrap() = reg.clone();
-    let why = m.take_over_from(reg, &views, &[]).unwrap_err().to_string();
-    assert!(why.contains("became primary in epoch"), "{why}");
-    for epoch in [next, next + 1] {
-        assert!(!counts_when_greeted(&m, &p, next, epoch));
-    }
 }
 
 /// Which mirrors lack what, the records of the primary's log tell only in part: an attach named a
