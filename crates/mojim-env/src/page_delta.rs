@@ -38,24 +38,6 @@ impl PageDelta {
             rest = &more[len..];
         }
     }
-
-    /// The place and the bytes of the part, if there is exactly one.
-    pub fn only(&self) -> Option<(usize, &[u8])> {
-        let (at, len, bytes) = first(&self.0)?;
-        (bytes.len() == len).then_some((at, bytes))
-    }
-
-    /// Overwrites the part, if there is exactly one, at this place and of this
-    /// length. Returns whether it did.
-    pub fn overwrite(&mut self, at: usize, bytes: &[u8]) -> bool {
-        let there = self
-            .only()
-            .is_some_and(|(a, old)| a == at && old.len() == bytes.len());
-        if there {
-            self.0[PART_OVERHEAD..].copy_from_slice(bytes);
-        }
-        there
-    }
 }
 
 /// Place and length of the first part, and what follows them.
@@ -71,15 +53,8 @@ mod tests {
     #[test]
     fn later_parts_win() {
         let mut parts = PageDelta::default();
-        assert_eq!(parts.only(), None);
-        assert!(!parts.overwrite(2, b"abc"));
-        parts.push(2, b"abc");
-        assert_eq!(parts.only(), Some((2, &b"abc"[..])));
-        assert!(!parts.overwrite(3, b"abc") && !parts.overwrite(2, b"ab"));
-        assert!(parts.overwrite(2, b"xyz"));
+        parts.push(2, b"xyz");
         parts.push(4, b"12");
-        assert_eq!(parts.only(), None);
-        assert!(!parts.overwrite(2, b"xyz"));
         parts.push(0, b"");
         let mut page = *b"........";
         parts.put(&mut page);

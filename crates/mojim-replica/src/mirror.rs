@@ -618,20 +618,8 @@ impl Mirror {
         let due = enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece;
         let due = due || self.store.count_names(limit);
         if full || idle || late || due {
-            let mut left = piece as usize;
-            while left > 0 && self.store.applied() < limit {
-                let before = self.store.applied();
-                // A MiB at a time where the lane may wait for the applier. Else all at once:
-                // the more records, the more of them meet in a page.
-                let some = match full {
-                    true => left.min(1 << 20),
-                    false => left,
-                };
-                if self.store.apply(limit, some)? == before {
-                    break;
-                }
-                left -= some;
-            }
+            // All at once: the more records, the more of them meet in a page.
+            self.store.apply(limit, piece as usize)?;
         }
         let applied = self.store.applied();
         if applied > before && self.store.is_laden() {

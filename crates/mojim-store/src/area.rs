@@ -25,40 +25,31 @@ use std::sync::Arc;
 use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
 use mojim_format::{Catalog, CatalogEntry, FormatError, Op, OpKind, RecordView};
 
-use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Env, Error, File, Longest, NotPlain, OpenHow, Result};
 
 mod again;
 mod entries;
-mod images;
+mod image;
 mod names;
 mod open;
 mod outcome;
 mod unsynced;
+mod writes;
 
 use entries::Entries;
+pub use image::IMAGE_PAGE;
+use image::{Image, TooMany, Written};
 pub use open::OpenFiles;
 use outcome::Outcome;
 pub(crate) use outcome::name as valid_name;
 pub use unsynced::{Syncing, is_gone};
 use unsynced::{Unsynced, sync_file};
 
-/// Bytes of one page of the image: a unit of merging, not of any hardware.
-pub const IMAGE_PAGE: usize = 4096;
-
 /// Bytes of the image beyond which it is written out.
 pub const MOST_IMAGE: usize = 32 << 20;
 
 /// Most files of an area that are kept open.
 pub const MAX_OPEN: usize = 256;
-
-/// What was written to a page of a file.
-enum Image {
-    /// Little was written: only these bytes.
-    Delta(PageDelta),
-    /// The whole page, with everything that was written to it.
-    Page(Box<[u8; IMAGE_PAGE]>),
-}
 
 /// The files of one node's copy.
 pub struct Area {
@@ -74,9 +65,7 @@ pub struct Area {
     written: (u64, u64),
     files: Entries,
     open: Arc<OpenFiles>,
-    image: BTreeMap<(u32, u64), Image>,
-    /// Memory that the image takes, about.
-    image_bytes: usize,
+    image: Image,
     unsynced: Unsynced,
     /// Names changed in the sync point being applied.
     names_dirty: bool,
@@ -172,8 +161,7 @@ impl Area {
             written: (0, 0),
             files: Entries::default(),
             open: Arc::default(),
-            image: BTreeMap::new(),
-            image_bytes: 0,
+            image: Image::default(),
             unsynced: Unsynced::default(),
             names_dirty: false,
             sizes_dirty: false,
@@ -568,9 +556,7 @@ impl Area {
         {
             self.left.insert(id, f);
         }
-        let pages = self.image.range((id, 0)..=(id, u64::MAX));
-        let pages: Vec<_> = pages.map(|(at, _)| *at).collect();
-        pages.iter().for_each(|at| _ = self.image.remove(at));
+        self.image.forget(id);
     }
 
     fn reach(&self) -> Result<(u64, u64)> {
@@ -762,8 +748,7 @@ impl Area {
 
     /// Makes this the empty area of `volume`: removes every file.
     pub fn reset(&mut self, volume: u64) -> Result<()> {
-        self.image.clear();
-        self.image_bytes = 0;
+        self.image = Image::default();
         self.open.all().clear();
         self.unsynced.dirty.clear();
         let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();

@@ -63,8 +63,7 @@ impl Area {
     /// Gives up what was begun since [`Area::confirm_applied`].
     pub fn give_up(&mut self) {
         self.torn = true;
-        self.image.clear();
-        self.image_bytes = 0;
+        self.image = Image::default();
         self.removed.clear();
         self.made.clear();
         self.outcome = Outcome::default();

@@ -154,11 +154,16 @@ impl Area {
         }
         let count = if outcome.is_some() { count } else { 1 };
         let (epoch, lsn) = points[count - 1];
+        self.begin_writes(epoch, lsn);
+        outcome.map_or(Ok(()), |outcome| self.give_names(lsn, outcome))?;
+        Ok(count)
+    }
+
+    /// [`Area::begin`] of a sync point that changes no names.
+    pub fn begin_writes(&mut self, epoch: u64, lsn: u64) {
         if lsn > self.begun.1 {
             self.begun = (epoch, lsn);
         }
-        outcome.map_or(Ok(()), |outcome| self.give_names(lsn, outcome))?;
-        Ok(count)
     }
 
     /// Gives the names that the sync points up to `lsn` come to.

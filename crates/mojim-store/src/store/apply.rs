@@ -196,15 +196,22 @@ impl Store {
             if !watches.is_empty() && !collect_changes(&watches, log, first, &mut changes) {
                 break;
             }
+            if first.names == 0 {
+                // The usual case needs no list of sync points, and no look at names.
+                area.begin_writes(first.epoch, first.end);
+                let done = self.apply_records(area, first, &mut left);
+                done.map_err(|e| (first.end, e))?;
+                a.advance(first.lane, first.next, first.end, 0);
+                continue;
+            }
             let points = self.together(a, first, limit, left, area);
             let last = points.last().expect("the first is one of them").end;
             let done = self.apply_points(area, &points, &mut left);
             for point in &points[..done.map_err(|e| (last, e))?] {
-                a.cursors[point.lane] = point.next;
-                a.applied = point.end;
+                a.advance(point.lane, point.next, point.end, point.names);
             }
-            a.recount();
         }
+        a.recount_pages();
         // Most of what is applied is written here. Processes that read the data files learn the
         // sizes from the catalogue.
         let flushed = area.flush().and_then(|()| area.write_sizes());
@@ -295,9 +302,8 @@ impl Store {
         None
     }
 
-    /// The sync points from `first` on that may be applied together, about `bytes` bytes at most.
-    /// Only `first`, unless it changes names: each of those changes costs syncs, which others
-    /// can share.
+    /// The sync points from `first` on, which changes names, that may be applied together, about
+    /// `bytes` bytes at most: each of those changes costs syncs, which others can share.
     fn together(
         &self,
         a: &Applier,
@@ -308,8 +314,7 @@ impl Store {
     ) -> Vec<Point> {
         let mut points = vec![first];
         let mut created = HashSet::new();
-        let alone = first.names == 0 || !self.watches().is_empty();
-        if alone || !first.joins(&self.logs[first.lane], &mut created) {
+        if !self.watches().is_empty() || !first.joins(&self.logs[first.lane], &mut created) {
             return points;
         }
         // The catalogue is written for each run: the larger it is, the more go together.
@@ -343,16 +348,23 @@ impl Store {
         };
         let count = area.begin(&ends, ops)?;
         for point in &points[..count] {
-            *left = left.saturating_sub(point.bytes());
-            for r in point.records(&self.logs[point.lane]) {
-                area.apply(&r, &self.spec.meta)?;
-            }
+            self.apply_records(area, *point, left)?;
+        }
+        area.end_sync_point(points[count - 1].end)?;
+        Ok(count)
+    }
+
+    /// Applies a sync point's records, and subtracts their bytes from `left`.
+    fn apply_records(&self, area: &mut Area, point: Point, left: &mut usize) -> Result<()> {
+        *left = left.saturating_sub(point.bytes());
+        for r in point.records(&self.logs[point.lane]) {
+            area.apply(&r, &self.spec.meta)?;
+            // A sync point may have more bytes than the image is to have.
             if area.image_bytes() > MOST_IMAGE {
                 area.flush()?;
             }
         }
-        area.end_sync_point(points[count - 1].end)?;
-        Ok(count)
+        Ok(())
     }
 
     /// Applies everything up to `tail`, which is in the logs and committed.
