@@ -435,6 +435,10 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Pauses between two looks at what is awaited.
+const SHORTEST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_millis(100);
+
 pub fn await_that<T>(what: &str, f: impl FnMut() -> Option<T>) -> T {
     await_or(what, String::new, f)
 }
@@ -447,12 +451,14 @@ pub fn await_or<T>(
 ) -> T {
     let begin = Instant::now();
     loop {
+        let look = Instant::now();
         if let Some(x) = f() {
             return x;
         }
         if begin.elapsed() >= DEADLINE {
             panic!("{what} did not happen. {}", explain());
         }
-        std::thread::sleep(Duration::from_millis(20));
+        // Many looks start a process. That takes a processor from what is awaited.
+        std::thread::sleep(look.elapsed().clamp(SHORTEST, LONGEST));
     }
 }
