@@ -38,7 +38,7 @@ mod writes;
 
 use entries::Entries;
 pub use image::IMAGE_PAGE;
-use image::{Image, TooMany, Written};
+use image::{Image, Page, TooMany};
 pub use open::OpenFiles;
 use outcome::Outcome;
 pub(crate) use outcome::name as valid_name;

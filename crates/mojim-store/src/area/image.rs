@@ -36,8 +36,8 @@ const NONE: u32 = u32::MAX;
 /// The number of a file, and of a page in it.
 pub(super) type At = (u32, u64);
 
-/// What was written to a page.
-enum Page {
+/// What is to be written to a page.
+pub(super) enum Page {
     /// Little: only these bytes, as parts.
     Parts {
         /// Where the last one lies.
@@ -52,7 +52,7 @@ enum Page {
 /// Pages to which something is to be written.
 #[derive(Default)]
 pub(super) struct Image {
-    pages: HashMap<At, Page, Seed>,
+    pages: HashMap<At, Page, SeededHash>,
     parts: Vec<u8>,
     /// Pages that are there as a whole.
     whole: usize,
@@ -80,7 +80,7 @@ impl Image {
 
     /// `bytes` are to be written to the page from `within` on.
     pub(super) fn put(&mut self, at: At, within: usize, bytes: &[u8]) -> Result<(), TooMany> {
-        // Whoever merges writes it out long before.
+        // The area writes the image out long before: behind a record, at 32 MiB.
         assert!(within + bytes.len() <= IMAGE_PAGE && self.parts.len() < NONE as usize);
         if let Ok(whole) = bytes.try_into() {
             match self.pages.entry(at).or_insert(Page::Parts {
@@ -162,41 +162,38 @@ pub(super) struct Pages {
     pages: std::iter::Peekable<std::vec::IntoIter<(At, Page)>>,
 }
 
-/// A page of [`Pages`].
-pub(super) struct Written(Page);
-
 impl Pages {
     /// The next page.
-    pub(super) fn next(&mut self) -> Option<(At, Written)> {
-        self.pages.next().map(|(at, page)| (at, Written(page)))
+    pub(super) fn next(&mut self) -> Option<(At, Page)> {
+        self.pages.next()
     }
 
     /// The next page, if it is this one.
-    pub(super) fn next_if(&mut self, at: At) -> Option<Written> {
+    pub(super) fn next_if(&mut self, at: At) -> Option<Page> {
         let next = self.pages.next_if(|(of, _)| *of == at);
-        next.map(|(_, page)| Written(page))
+        next.map(|(_, page)| page)
     }
 
     /// The place in the page, and the bytes, if nothing else is to be written to it.
-    pub(super) fn only(&self, page: &Written) -> Option<(usize, &[u8])> {
-        let Page::Parts { last, .. } = page.0 else {
+    pub(super) fn only(&self, page: &Page) -> Option<(usize, &[u8])> {
+        let Page::Parts { last, .. } = page else {
             return None;
         };
-        let part = Part::at(&self.parts, last);
+        let part = Part::at(&self.parts, *last);
         let bytes = &self.parts[part.begin..part.begin + part.len];
         (part.before == NONE).then_some((part.within, bytes))
     }
 
     /// Writes the page over its file's bytes.
-    pub(super) fn write_over(&self, page: &Written, bytes: &mut [u8]) {
-        write_over(&self.parts, &page.0, bytes);
+    pub(super) fn write_over(&self, page: &Page, bytes: &mut [u8]) {
+        write_over(&self.parts, page, bytes);
     }
 }
 
-impl Written {
+impl Page {
     /// Whether all of its bytes are known.
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.0, Page::Whole(_))
+        matches!(self, Page::Whole(_))
     }
 }
 
@@ -240,25 +237,25 @@ fn write_over(parts: &[u8], page: &Page, bytes: &mut [u8]) {
 }
 
 /// Hashes places of pages: a program chooses its pages, but not the seed.
-struct Seed(u64);
+struct SeededHash(u64);
 
-impl Default for Seed {
-    fn default() -> Seed {
-        Seed(RandomState::new().hash_one(0))
+impl Default for SeededHash {
+    fn default() -> SeededHash {
+        SeededHash(RandomState::new().hash_one(0))
     }
 }
 
-impl BuildHasher for Seed {
-    type Hasher = Hash;
+impl BuildHasher for SeededHash {
+    type Hasher = PlaceHasher;
 
-    fn build_hasher(&self) -> Hash {
-        Hash(self.0)
+    fn build_hasher(&self) -> PlaceHasher {
+        PlaceHasher(self.0)
     }
 }
 
-struct Hash(u64);
+struct PlaceHasher(u64);
 
-impl Hasher for Hash {
+impl Hasher for PlaceHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -1,4 +1,8 @@
 //! How writes reach the files: merged in the image, then in runs of neighbouring pages.
+//!
+//! Invariants:
+//! - Bytes go past the image only where it has none of their pages. So what came later wins.
+//! - Nothing is written beyond the size that the catalogue has for the file.
 
 use super::*;
 
@@ -75,7 +79,7 @@ impl Area {
                 continue;
             }
             run.resize(pages.len() * IMAGE_PAGE, 0);
-            if !pages.iter().all(Written::is_whole) {
+            if !pages.iter().all(Page::is_whole) {
                 self.read_run(id, at, &mut run)?;
             }
             for (page, bytes) in pages.drain(..).zip(run.chunks_mut(IMAGE_PAGE)) {
