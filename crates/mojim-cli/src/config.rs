@@ -107,6 +107,9 @@ fn node_data(c: &Config, n: &Node) -> Value {
         value["ring"] = json!(n.ring.display().to_string());
         value["log"] =
             json!({ "medium": n.log.medium.as_str(), "size": n.log.size, "files": logs });
+        if let Some(e) = n.log.emulate {
+            value["log"]["emulate"] = json!(e.as_str());
+        }
     }
     value
 }
@@ -210,6 +213,9 @@ fn node_text(n: &Node) -> String {
     }
     t += &format!("ring = {}\n", quote(&n.ring.to_string_lossy()));
     t += &format!("log.medium = \"{}\"\n", n.log.medium);
+    if let Some(e) = n.log.emulate {
+        t += &format!("log.emulate = \"{e}\"\n");
+    }
     if let Some(p) = &n.log.path {
         t += &format!("log.path = {}\n", quote(&p.to_string_lossy()));
     }

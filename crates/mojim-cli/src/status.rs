@@ -96,7 +96,8 @@ impl Status {
         if let Some(lsn) = self.lsn {
             let persists = |n: &str| {
                 let node = config.nodes.get(n);
-                node.is_some_and(|n| n.log.medium != MediumKind::Dram)
+                let kept = |n: &Node| n.log.medium != MediumKind::Dram && n.log.emulate.is_none();
+                node.is_some_and(kept)
             };
             for v in all["volumes"].as_array_mut().into_iter().flatten() {
                 let nodes = v["nodes"].as_array().cloned().unwrap_or_default();

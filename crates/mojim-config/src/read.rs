@@ -74,7 +74,7 @@ const NODE_KEYS: &[&str] = &[
     "log",
     "replaces",
 ];
-const LOG_KEYS: &[&str] = &["medium", "path", "size"];
+const LOG_KEYS: &[&str] = &["medium", "emulate", "path", "size"];
 /// All keys.
 #[cfg(test)]
 pub(crate) const KEYS: [&[&str]; 4] = [TOP_KEYS, VOLUME_KEYS, NODE_KEYS, LOG_KEYS];
@@ -212,6 +212,7 @@ struct RawNode {
     vote: Field<bool>,
     ring: Field<PathBuf>,
     medium: Field<MediumKind>,
+    emulate: Field<EmulatedMemory>,
     log_path: Field<PathBuf>,
     log_size: Field<u64>,
     /// Each with its line.
@@ -571,6 +572,16 @@ impl Reader {
         let line = self.line_of(stores.table, "log").unwrap_or(stores.line);
         let log = self.section(log, dotted(&section.name, "log"), line, LOG_KEYS);
         let replaces = self.replaces(section);
+        let medium = self
+            .field(log.as_ref(), "medium", read_word)
+            .or(MediumKind::Disk);
+        let emulate = self.field(log.as_ref(), "emulate", read_word);
+        if emulate.given && medium.value == Some(MediumKind::Disk) {
+            let message = "a log on a disk is as slow as the disk; give it medium \"dram\", or \
+                           \"pmem\" to have it flushed as persistent memory is";
+            let key = dotted(&dotted(&section.name, "log"), "emulate");
+            self.note(emulate.line, key, message);
+        }
         RawNode {
             name: name.to_owned(),
             address,
@@ -579,9 +590,8 @@ impl Reader {
             rack,
             vote,
             ring,
-            medium: self
-                .field(log.as_ref(), "medium", read_word)
-                .or(MediumKind::Disk),
+            medium,
+            emulate,
             log_path: self.field(log.as_ref(), "path", read_path),
             log_size: self.field(log.as_ref(), "size", read_size).or(DEFAULT_LOG),
             replaces,
@@ -627,6 +637,7 @@ fn finished(raw: RawNode) -> Option<(String, Node)> {
         ring: raw.ring.value?,
         log: LogConfig {
             medium: raw.medium.value?,
+            emulate: raw.emulate.value,
             path: raw.log_path.value,
             size: raw.log_size.value?,
         },

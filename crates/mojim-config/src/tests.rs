@@ -97,6 +97,7 @@ fn the_example_reads_exactly() {
         ring: "/dev/shm".into(),
         log: LogConfig {
             medium,
+            emulate: None,
             path: path.map(PathBuf::from),
             size: 64 << 20,
         },
@@ -599,6 +600,31 @@ fn pmem_must_be_mapped_with_dax() {
     let error = parse(&text).unwrap().check_media("b").unwrap_err();
     let key = "node.b.log.medium".to_owned();
     assert_eq!((error.mistakes[0].line, &error.mistakes[0].key), (21, &key));
+}
+
+#[test]
+fn a_log_in_memory_can_be_as_slow_as_a_named_memory_and_one_on_a_disk_cannot() {
+    let with = |medium: &str, more: &str| {
+        let to = format!("\"{medium}\", {more}");
+        parse(&EXAMPLE.replace("\"dram\"", to.trim_end_matches(", ")))
+    };
+    for medium in ["dram", "pmem"] {
+        let c = with(medium, "emulate = \"NVMM-Raw\"").unwrap();
+        let log = &c.node("b").unwrap().log;
+        assert_eq!(log.emulate, Some(EmulatedMemory::NvmmRaw));
+        // No persistent memory is needed.
+        c.check_media("b").unwrap();
+    }
+    let key = |text: &str| {
+        let mistakes = &with(text, "emulate = \"NVMM-Raw\"").unwrap_err().mistakes;
+        (mistakes.len(), mistakes[0].key.clone())
+    };
+    assert_eq!(key("disk"), (1, "node.b.log.emulate".to_owned()));
+    let unknown = with("dram", "emulate = \"PCM\"").unwrap_err().to_string();
+    assert!(
+        unknown.contains("PCM") && unknown.contains("NVMM-Opt"),
+        "{unknown}"
+    );
 }
 
 /// Every key that is about failures, none at its default but `failover`: nothing falls back

@@ -166,6 +166,24 @@ words! {
         /// `disk`: a file on a block device.
         Disk = "disk",
     }
+    /// A non-volatile memory that a log in memory is as slow as (slides, "Evaluation
+    /// Configurations"). There is no default: memory is as fast as it is.
+    EmulatedMemory {
+        /// `PDRAM`: plain memory that is persistent.
+        Pdram = "PDRAM",
+        /// `PM-Lat`: reads take 300 ns.
+        PmLat = "PM-Lat",
+        /// `PM-BW`: as PM-Lat, with an eighth of the bandwidth.
+        PmBw = "PM-BW",
+        /// `NVMM-Raw`: as PM-BW, and a write barrier takes 1 us.
+        NvmmRaw = "NVMM-Raw",
+        /// `NVMM-WOF`: as NVMM-Raw, and lines are flushed by writing them again.
+        NvmmWof = "NVMM-WOF",
+        /// `NVMM-Opt`: as NVMM-Raw, and only modified lines are flushed.
+        NvmmOpt = "NVMM-Opt",
+        /// `PMEP`: Intel's emulator as the Mojim paper used it (6.1).
+        Pmep = "PMEP",
+    }
     /// When committed bytes that are safe in the log go to the data files (failure-atomic msync,
     /// 3.2). The default is `auto`.
     WriteBack {
@@ -361,6 +379,9 @@ impl Node {
 pub struct LogConfig {
     /// `log.medium`: what the log is kept in. Default `disk`.
     pub medium: MediumKind,
+    /// `log.emulate`: the memory that the log is as slow as. With `pmem` the log lies in memory as
+    /// with `dram`, and is treated as if it were persistent. Default none.
+    pub emulate: Option<EmulatedMemory>,
     /// `log.path`: the absolute path of the log. None leaves it to the node: in
     /// `<directory>/.mojim` for `disk` and `pmem`, under `ring` for `dram`.
     pub path: Option<PathBuf>,
@@ -567,7 +588,7 @@ impl Config {
     /// must pass [`check_pmem`]. Call it on the node's own host.
     pub fn check_media(&self, node: &str) -> Result<(), ConfigError> {
         let node = self.node(node)?;
-        if node.log.medium != MediumKind::Pmem {
+        if node.log.medium != MediumKind::Pmem || node.log.emulate.is_some() {
             return Ok(());
         }
         let default = node.directory.join(".mojim");

@@ -30,6 +30,7 @@ use std::time::Duration;
 use crate::share::{Guest, guest};
 use mojim_config::{Config, Failover, Mode, Working};
 use mojim_copy::stream::StreamThreads;
+use mojim_emulate::Emulated;
 use mojim_env::locks::lock;
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Address, Context, Env, Error, Result};
@@ -141,6 +142,13 @@ pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined>
     }
 }
 
+/// What makes a node's environment of this machine's.
+fn of_node(config: &Config, node: &str) -> impl FnOnce(Os) -> Arc<dyn Env> + use<> {
+    // An unknown name is an error later.
+    let node = config.node(node).cloned();
+    move |os| node.map(|n| Emulated::of(&n)).unwrap_or_default().over(os)
+}
+
 impl Volume {
     /// Attaches this process to a volume as its primary, on node `node`.
     ///
@@ -165,7 +173,7 @@ impl Volume {
         volume: Option<&str>,
         progress: impl FnMut(u64, u64),
     ) -> Result<Volume> {
-        Volume::attach_over(config, node, volume, |os| Arc::new(os), progress)
+        Volume::attach_over(config, node, volume, of_node(config, node), progress)
     }
 
     /// [`Volume::attach`], which ends with `Busy` as soon as `given_up` returns true.
@@ -176,7 +184,7 @@ impl Volume {
         volume: &str,
         given_up: &dyn Fn() -> bool,
     ) -> Result<Volume> {
-        let over = |os| -> Arc<dyn Env> { Arc::new(os) };
+        let over = of_node(config, node);
         let who = Attacher {
             is_program: true,
             given_up,
@@ -198,7 +206,7 @@ impl Volume {
         if let Some(v) = config.volumes.get_mut(volume) {
             v.working = Working::Private;
         }
-        let over = |os| -> Arc<dyn Env> { Arc::new(os) };
+        let over = of_node(&config, node);
         let who = Attacher {
             is_program: false,
             given_up: gives_way,

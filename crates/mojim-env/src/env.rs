@@ -402,6 +402,13 @@ pub trait Env: Send + Sync {
     fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory>;
     /// Makes stores to persistent memory durable: flush the lines, then fence.
     fn flush(&self, memory: &Memory, offset: usize, len: usize);
+    /// Whether [`Env::arrived`] is to be told of bytes that a link has written into such memory, or
+    /// into memory that takes its place.
+    fn counts_arrivals(&self) -> bool {
+        false
+    }
+    /// So many bytes came from a link into a log's memory.
+    fn arrived(&self, _bytes: usize) {}
 
     /// Begins to connect; the connection may not be complete on return.
     fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>>;

@@ -14,7 +14,7 @@ const ROWS: &[&[&str]] = &[
     &["format", "undo"],
     &["env", "config", "protocol", "keys"],
     &["linux", "store"],
-    &["memory", "copy"],
+    &["memory", "copy", "emulate"],
     &["replica"],
     &["views", "rivals", "engine"],
     &["heap", "persistent"],

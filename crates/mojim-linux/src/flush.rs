@@ -1,10 +1,48 @@
 //! Flushing stores to persistent memory.
 //!
-//! Owns the choice of instruction, made once per process from what the processor says.
+//! Owns the instructions, and the choice of one, made once per process from what the processor says.
 //!
 //! Invariant: when [`flush_range`] returns, every store to the range that this thread made
 //! before the call is flushed. That is: the store is in the persistence domain of a mapping made
 //! with `MAP_SYNC`. Of other memory nothing is promised.
+
+/// How stores are flushed (slides, "NVMM Data Persistence").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FlushMode {
+    /// `clflush`: one line after the other, each leaves the cache.
+    Clflush,
+    /// `clflushopt`: lines side by side, each leaves the cache.
+    Clflushopt,
+    /// `clwb`: lines side by side, and they may stay in the cache.
+    Clwb,
+    /// WOF, "write on flush": each line is read, then written again past the cache.
+    Wof,
+}
+
+impl FlushMode {
+    /// All of them.
+    pub const ALL: [FlushMode; 4] = [
+        FlushMode::Clflush,
+        FlushMode::Clflushopt,
+        FlushMode::Clwb,
+        FlushMode::Wof,
+    ];
+
+    /// The name, as in the slides.
+    pub fn name(self) -> &'static str {
+        match self {
+            FlushMode::Clflush => "clflush",
+            FlushMode::Clflushopt => "clflushopt",
+            FlushMode::Clwb => "clwb",
+            FlushMode::Wof => "WOF",
+        }
+    }
+
+    /// Whether this processor has it.
+    pub fn is_available(self) -> bool {
+        arch::has(self)
+    }
+}
 
 /// Makes the stores to `len` bytes at `ptr` durable: writes back every cache
 /// line that they touch, then fences. Where there is no such instruction for
@@ -18,15 +56,31 @@
 /// stores were durable.
 pub unsafe fn flush_range(ptr: *const u8, len: usize) {
     if len > 0 {
+        // SAFETY: the caller's promise, passed on. The mode is never WOF.
+        unsafe { arch::flush(arch::best(), ptr as usize, len) }
+    }
+}
+
+/// As [`flush_range`], in this mode.
+///
+/// # Safety
+/// The range is mapped. With [`FlushMode::Wof`] it is writable, and nobody else stores to the cache
+/// lines that it touches.
+///
+/// # Panics
+/// If the processor does not have the mode.
+pub unsafe fn flush_range_by(mode: FlushMode, ptr: *const u8, len: usize) {
+    assert!(mode.is_available(), "this processor has no {}", mode.name());
+    if len > 0 {
         // SAFETY: the caller's promise, passed on.
-        unsafe { arch::flush(ptr as usize, len) }
+        unsafe { arch::flush(Some(mode), ptr as usize, len) }
     }
 }
 
 /// How [`flush_range`] flushes on this machine: `"clwb"`, `"clflushopt"`,
 /// `"clflush"` or `"msync"`.
 pub fn flush_kind() -> &'static str {
-    arch::kind()
+    arch::best().map_or("msync", FlushMode::name)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -34,15 +88,11 @@ mod arch {
     use std::arch::asm;
     use std::sync::OnceLock;
 
-    #[derive(Clone, Copy)]
-    enum Kind {
-        Clwb,
-        Clflushopt,
-        Clflush,
-    }
+    use super::FlushMode;
 
     struct Found {
-        kind: Kind,
+        clwb: bool,
+        clflushopt: bool,
         line: usize,
     }
 
@@ -66,28 +116,28 @@ mod arch {
                     },
                 )
             };
-            let kind = if leaf7 & 1 << 24 != 0 {
-                Kind::Clwb
-            } else if leaf7 & 1 << 23 != 0 {
-                Kind::Clflushopt
-            } else {
-                Kind::Clflush
-            };
             // Leaf 1, bits 15 to 8: the line that clflush works on, in units of 8 bytes.
             let line = (leaf1 >> 8 & 0xff) as usize * 8;
             Found {
-                kind,
+                clwb: leaf7 & 1 << 24 != 0,
+                clflushopt: leaf7 & 1 << 23 != 0,
                 line: if line.is_power_of_two() { line } else { 64 },
             }
         })
     }
 
-    pub(super) fn kind() -> &'static str {
-        match found().kind {
-            Kind::Clwb => "clwb",
-            Kind::Clflushopt => "clflushopt",
-            Kind::Clflush => "clflush",
+    pub(super) fn has(mode: FlushMode) -> bool {
+        match mode {
+            FlushMode::Clflush | FlushMode::Wof => true,
+            FlushMode::Clflushopt => found().clflushopt,
+            FlushMode::Clwb => found().clwb,
         }
+    }
+
+    pub(super) fn best() -> Option<FlushMode> {
+        let best = [FlushMode::Clwb, FlushMode::Clflushopt];
+        let best = best.into_iter().find(|mode| has(*mode));
+        Some(best.unwrap_or(FlushMode::Clflush))
     }
 
     /// What is done and in which order: each line that the range touches is
@@ -105,35 +155,53 @@ mod arch {
     }
 
     /// # Safety
-    /// The range is mapped and not empty.
-    pub(super) unsafe fn flush(start: usize, len: usize) {
-        let found = found();
-        let range = (start, len, found.line);
+    /// The range is mapped and not empty; the mode is there. For WOF: writable, and nobody else
+    /// stores to its lines.
+    pub(super) unsafe fn flush(mode: Option<FlushMode>, start: usize, len: usize) {
+        let mode = mode.expect("there is a mode on x86-64");
+        let line = found().line;
+        let range = (start, len, line);
         // SAFETY: the lines lie in mapped pages, since a line does not cross a
-        // page; the instructions exist, by `found`, and change no byte that a
+        // page; the instructions exist, by the caller, and change no byte that a
         // program can see. No `nomem`: the compiler must have made its stores.
         let fence = || unsafe { asm!("sfence", options(nostack, preserves_flags)) };
-        match found.kind {
-            Kind::Clwb => {
+        match mode {
+            FlushMode::Clwb => {
                 // SAFETY: as above.
                 let line = |at: usize| unsafe {
                     asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
                 };
                 in_order(range, line, fence);
             }
-            Kind::Clflushopt => {
+            FlushMode::Clflushopt => {
                 // SAFETY: as above.
                 let line = |at: usize| unsafe {
                     asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
                 };
                 in_order(range, line, fence);
             }
-            Kind::Clflush => {
+            FlushMode::Clflush => {
                 // SAFETY: as above.
                 let line = |at: usize| unsafe {
                     asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags));
                 };
                 in_order(range, line, fence);
+            }
+            FlushMode::Wof => {
+                let word = |at: usize| {
+                    // SAFETY: the word lies in a line of the range, which is mapped and writable.
+                    // It gets the value that it has, and nobody else stores to it.
+                    unsafe {
+                        asm!(
+                            "mov {v}, [{at}]",
+                            "movnti [{at}], {v}",
+                            at = in(reg) at,
+                            v = out(reg) _,
+                            options(nostack, preserves_flags),
+                        );
+                    }
+                };
+                in_order(range, |at| (at..at + line).step_by(8).for_each(word), fence);
             }
         }
     }
@@ -141,13 +209,19 @@ mod arch {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod arch {
-    pub(super) fn kind() -> &'static str {
-        "msync"
+    use super::FlushMode;
+
+    pub(super) fn has(_: FlushMode) -> bool {
+        false
+    }
+
+    pub(super) fn best() -> Option<FlushMode> {
+        None
     }
 
     /// # Safety
     /// The range is mapped and not empty.
-    pub(super) unsafe fn flush(start: usize, len: usize) {
+    pub(super) unsafe fn flush(_: Option<FlushMode>, start: usize, len: usize) {
         let page = rustix::param::page_size();
         let first = start & !(page - 1);
         // SAFETY: msync changes no memory; the range is mapped, and so are the
@@ -171,13 +245,22 @@ mod tests {
 
     #[test]
     fn flushing_changes_nothing() {
-        // Whole pages, since msync, where it is used, works on pages.
-        let bytes: Vec<u8> = (0..3 * rustix::param::page_size())
-            .map(|i| i as u8)
-            .collect();
+        // Whole pages, since msync, where it is used, works on pages. WOF writes whole lines.
+        let page = rustix::param::page_size();
+        let mut all = vec![0_u8; 4 * page];
+        let first = all.as_ptr().align_offset(page);
+        let bytes = &mut all[first..first + 3 * page];
+        (0..)
+            .zip(&mut *bytes)
+            .for_each(|(i, b): (usize, _)| *b = i as u8);
         for (start, len) in [(0, 0), (0, 1), (63, 2), (1, bytes.len() - 1)] {
+            let at = bytes[start..].as_mut_ptr();
             // SAFETY: the range lies in `bytes`.
-            unsafe { flush_range(bytes[start..].as_ptr(), len) };
+            unsafe { flush_range(at, len) };
+            for mode in FlushMode::ALL.into_iter().filter(|m| m.is_available()) {
+                // SAFETY: so do its lines, which only this thread has.
+                unsafe { flush_range_by(mode, at, len) };
+            }
         }
         assert!(bytes.iter().enumerate().all(|(i, b)| *b == i as u8));
         assert!(["clwb", "clflushopt", "clflush", "msync"].contains(&flush_kind()));

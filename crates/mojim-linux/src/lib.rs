@@ -18,7 +18,7 @@ pub mod trust;
 
 pub use disk::free_bytes;
 pub use door::{Door, Refusals};
-pub use flush::{flush_kind, flush_range};
+pub use flush::{FlushMode, flush_kind, flush_range, flush_range_by};
 pub use linux::{Os, hide_memory};
 pub use memory::{Mapping, guard_sigbus};
 pub use net::{Listener, check_local_peer, unix_address};

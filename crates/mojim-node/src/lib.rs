@@ -76,6 +76,7 @@ mod watch;
 
 use mojim_config::{Config, Failover, Node as NodeConfig, Volume};
 use mojim_copy::stream::StreamIn;
+use mojim_emulate::Emulated;
 use mojim_env::event::Event;
 use mojim_env::wire::Wire;
 use mojim_env::{Address, Conn, Context, Env, Error, Locker, Proof, Result};
@@ -177,7 +178,8 @@ impl Node {
         name: &str,
         views: Option<Arc<dyn ViewRegister>>,
     ) -> Result<Arc<Node>> {
-        Node::start_over(config, name, views, |os| Arc::new(os))
+        let emulated = config.node(name).map(Emulated::of).unwrap_or_default();
+        Node::start_over(config, name, views, move |os| emulated.over(os))
     }
 
     /// [`Node::start`] over an environment that `over` makes from this machine's: for

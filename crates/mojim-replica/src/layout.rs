@@ -73,6 +73,7 @@ pub fn logs(config: &Config, node: &Node, volume: &Volume) -> Vec<LogSpec> {
     let base = match (&node.log.path, node.log.medium) {
         (Some(p), _) => p.clone(),
         (None, MediumKind::Dram) => memory.clone(),
+        (None, _) if node.log.emulate.is_some() => memory.clone(),
         (None, _) => node.directory.join(".mojim"),
     };
     (0..volume.connections)

@@ -228,6 +228,8 @@ pub struct Log {
     fresh: bool,
     /// The memory was this log's before it was opened.
     known: bool,
+    /// The environment is told of the bytes that a link brings.
+    counts_arrivals: bool,
 }
 
 /// Whether the bytes of a log were still there when it was opened.
@@ -311,6 +313,7 @@ impl Log {
             start: Alone(AtomicU64::new(start)),
             fresh: closed.is_some(),
             known: false,
+            counts_arrivals: env.counts_arrivals(),
             spec,
         };
         let is = |any_boot| Self::is_of(&*log.env, &log.spec, &log.memory, known, any_boot);
@@ -820,6 +823,15 @@ impl Log {
         assert!(self.start() <= head && head <= self.head());
         self.head.store(head, Release);
         self.persisted.fetch_min(head, AcqRel);
+    }
+
+    /// A link has brought what is appended up to `to`. Makes it persistent.
+    pub fn persist_arrived(&self, to: u64) -> Result<()> {
+        if self.counts_arrivals && !matches!(self.medium, Medium::Disk(_)) {
+            let bytes = to.saturating_sub(self.persisted());
+            self.env.arrived(bytes as usize);
+        }
+        self.persist(to)
     }
 
     /// Makes everything up to `to` persistent. One thread at a time.

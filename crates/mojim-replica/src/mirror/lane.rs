@@ -660,7 +660,7 @@ impl Mirror {
             return Ok(());
         }
         self.store.check()?;
-        let r = log.persist(head);
+        let r = log.persist_arrived(head);
         self.store.fail(r)?;
         let mut marks = Marks::of(&self.received);
         for r in log.records(first) {
