@@ -88,6 +88,35 @@ pub(crate) fn config_text_with(
     connections: Option<usize>,
     disk: Option<Duration>,
 ) -> io::Result<String> {
+    let mirror = if disk.is_some() { "disk" } else { "dram" };
+    let logs = [
+        r#"medium = "disk""#.to_owned(),
+        format!("medium = {mirror:?}"),
+    ];
+    config_text_of(dir, shm, volumes, connections, logs)
+}
+
+/// The configuration of two nodes that emulate a memory. The primary flushes its log. The mirror flushes
+/// its own if `strict`.
+pub(crate) fn config_text_emulated(
+    dir: &Path,
+    shm: &Path,
+    volumes: &[VolumeOf],
+    (memory, strict): (&str, bool),
+) -> io::Result<String> {
+    let of = |medium: &str| format!("medium = {medium:?}, emulate = {memory:?}");
+    let mirror = if strict { "pmem" } else { "dram" };
+    config_text_of(dir, shm, volumes, Some(1), [of("pmem"), of(mirror)])
+}
+
+/// The configuration with these keys of the primary's and the mirror's log.
+fn config_text_of(
+    dir: &Path,
+    shm: &Path,
+    volumes: &[VolumeOf],
+    connections: Option<usize>,
+    [primary_log, mirror_log]: [String; 2],
+) -> io::Result<String> {
     let [a, b] = free_addresses()?;
     let connections = match connections {
         Some(n) => format!("connections = {n}\n"),
@@ -105,14 +134,13 @@ pub(crate) fn config_text_with(
         );
     }
     t += &format!(
-        "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = {LOG} }}\n",
+        "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ {primary_log}, size = {LOG} }}\n",
         a,
         dir.join("a").display(),
         shm.display()
     );
-    let medium = if disk.is_some() { "disk" } else { "dram" };
     t += &format!(
-        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"{medium}\", path = \"{}\", size = {LOG} }}\n",
+        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ {mirror_log}, path = \"{}\", size = {LOG} }}\n",
         b,
         dir.join("b").display(),
         shm.display(),

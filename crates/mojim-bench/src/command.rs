@@ -14,6 +14,7 @@ use crate::group::{self, ThreadsOptions};
 use crate::heap::HeapOptions;
 use crate::large::LargeOptions;
 use crate::log::LogOptions;
+use crate::nvmm::NvmmOptions;
 use crate::sync::SyncOptions;
 use crate::tls::TlsOptions;
 use crate::tx::TxOptions;
@@ -29,6 +30,7 @@ pub enum Measure {
     Fams(Fams),
     Large(Large),
     Log(LogOptions),
+    Nvmm(NvmmOptions),
     Tls(Tls),
     Tx(TxOptions),
 }
@@ -43,6 +45,7 @@ impl Measure {
             Measure::Fams(f) => f.run(),
             Measure::Large(l) => l.run(),
             Measure::Log(l) => crate::log::run(&l),
+            Measure::Nvmm(n) => crate::nvmm::run(&n),
             Measure::Tls(t) => t.run(),
             Measure::Tx(t) => crate::tx::run(&t),
         }

@@ -15,7 +15,8 @@
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state.
 //! - [`threads`] the same subjects in many threads at once.
 //! - [`report`] rows, as JSON lines or as a table.
-//! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`tx`] the benchmarks.
+//! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`nvmm`], [`tx`] the
+//!   benchmarks.
 //! - [`command`] their command lines.
 //! - [`failover`], [`tiers`], [`latency`], [`on_mounts`] benchmarks of whole clusters.
 //! - [`demo`] the demonstration.
@@ -41,6 +42,7 @@ pub mod latency;
 mod library;
 pub mod log;
 pub mod measure;
+pub mod nvmm;
 pub mod on_mounts;
 pub mod peers;
 pub mod pmemobj;

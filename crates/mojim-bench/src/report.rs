@@ -30,9 +30,10 @@ pub fn print<R: Serialize>(
 /// One figure. In JSON the optional fields are left out when they are empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The benchmark: `sync`, `tls` or `threads`.
+    /// The benchmark: `sync`, `tls`, `threads` or `nvmm`.
     pub bench: String,
-    /// What was measured: `mojim`, `raw-link`, `raw-log`, `msync`, `rocksdb`.
+    /// What was measured: `mojim`, `raw-link`, `raw-log`, `msync`, `rocksdb`,
+    /// `s-unreplicated`.
     pub case: String,
     /// The mode of Mojim, or the variant of a limit: `sync-flush`, `large-folios`, `-`.
     pub mode: String,
@@ -42,6 +43,9 @@ pub struct Row {
     pub bytes: u64,
     /// Threads that ran at the same time.
     pub threads: u64,
+    /// The memory that the logs emulate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
     /// The median in microseconds.
     pub median_us: f64,
     /// The 99th percentile in microseconds.
@@ -80,6 +84,7 @@ impl Row {
             transport: "-".into(),
             bytes: bytes as u64,
             threads: 1,
+            memory: None,
             median_us: rounded(summary.median_us, 1e3),
             p99_us: rounded(summary.p99_us, 1e3),
             p999_us: None,
@@ -104,6 +109,14 @@ impl Row {
     pub fn transport(self, transport: &str) -> Self {
         Self {
             transport: transport.into(),
+            ..self
+        }
+    }
+
+    /// With this emulated memory.
+    pub fn memory(self, name: &str) -> Self {
+        Self {
+            memory: Some(name.into()),
             ..self
         }
     }
@@ -164,28 +177,39 @@ pub fn write_json(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     rows.iter().try_for_each(|row| row.write_json(out))
 }
 
+/// The columns of a table.
+const HEADINGS: [&str; 16] = [
+    "bench",
+    "case",
+    "mode",
+    "transport",
+    "bytes",
+    "threads",
+    "memory",
+    "median us",
+    "p99 us",
+    "p99.9 us",
+    "per second",
+    "least",
+    "most",
+    "state",
+    "ratio",
+    "to",
+];
+/// Those with words, which stand to the left; numbers stand to the right.
+const WORDS: [&str; 7] = [
+    "bench",
+    "case",
+    "mode",
+    "transport",
+    "memory",
+    "state",
+    "to",
+];
+
 /// Writes a table with a line of headings; columns that no row uses are left out.
 pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
-    // Words stand to the left, numbers to the right.
-    const WORDS: [&str; 6] = ["bench", "case", "mode", "transport", "state", "to"];
-    let headings = [
-        "bench",
-        "case",
-        "mode",
-        "transport",
-        "bytes",
-        "threads",
-        "median us",
-        "p99 us",
-        "p99.9 us",
-        "per second",
-        "least",
-        "most",
-        "state",
-        "ratio",
-        "to",
-    ];
-    let mut lines = vec![headings.map(String::from)];
+    let mut lines = vec![HEADINGS.map(String::from)];
     lines.extend(rows.iter().map(|r| {
         [
             r.bench.clone(),
@@ -194,6 +218,7 @@ pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
             r.transport.clone(),
             r.bytes.to_string(),
             r.threads.to_string(),
+            r.memory.clone().unwrap_or_default(),
             format!("{:.2}", r.median_us),
             format!("{:.2}", r.p99_us),
             r.p999_us.map(|x| format!("{x:.2}")).unwrap_or_default(),
@@ -205,7 +230,7 @@ pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
             r.ratio_to.clone().unwrap_or_default(),
         ]
     }));
-    let used: Vec<usize> = (0..headings.len())
+    let used: Vec<usize> = (0..HEADINGS.len())
         .filter(|&c| lines[1..].iter().any(|line| !line[c].is_empty()))
         .collect();
     let width = |c: usize| {
@@ -215,12 +240,12 @@ pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
             .max()
             .unwrap_or(0)
     };
-    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
     for line in &lines {
         let mut text = String::new();
         for &c in &used {
             let (cell, width) = (&line[c], widths[c]);
-            text += &if WORDS.contains(&headings[c]) {
+            text += &if WORDS.contains(&HEADINGS[c]) {
                 format!("{cell:<width$}  ")
             } else {
                 format!("{cell:>width$}  ")
