@@ -12,9 +12,10 @@
 //! - [`pmemobj`] a rival whose transactions are durable in memory, where the system has it.
 //! - `library` libraries that are loaded where the system has them, and their functions.
 //! - [`peers`] the other process that the links need, and its end.
-//! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state.
+//! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state. Its
+//!   `Summary` has the figures: median, percentiles, operations per second.
 //! - [`threads`] the same subjects in many threads at once.
-//! - [`report`] rows, as JSON lines or as a table.
+//! - [`report`] rows, as JSON lines or as a table. Some benchmarks have rows of their own.
 //! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`nvmm`], [`tx`] the
 //!   benchmarks.
 //! - [`command`] their command lines.

@@ -2,6 +2,8 @@
 //!
 //! Owns the translation between C and the engine's Rust interface, nothing
 //! else. `include/mojim.h` is the manual. `tests/abi` checks that they agree.
+//! `heap.rs`, `persistent.rs` and `tx.rs` have the other headers' functions. The
+//! errno of an error is `Error::errno` of `mojim-env`.
 //!
 //! Invariants:
 //! - No panic crosses the interface: it becomes EIO and a text.

@@ -3,8 +3,14 @@
 //! This crate takes the page cache, the disk's cache or the power away from such programs. Then
 //! it compares every byte that they recover.
 //!
-//! Owns the workload, the subjects that run it, and five rungs of `docs/reference/testing.md`:
-//! page-cache loss, block history, power for clusters, the pulled plug and memory pressure.
+//! Owns the workload (`workload.rs`), the subjects that run it (`subject.rs`), and five rungs of
+//! `docs/reference/testing.md`:
+//!
+//! - page-cache loss: `cache_loss.rs`
+//! - block history: `blocks.rs`
+//! - power for clusters: `cluster.rs`
+//! - the pulled plug: `plug/`
+//! - memory pressure: `plug/pressure.rs`
 //!
 //! Invariant: a rung counts only if it catches the broken controls and every broken Mojim, and
 //! finds no failure in `mojim` and `log`.

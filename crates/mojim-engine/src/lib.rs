@@ -20,8 +20,8 @@
 //!
 //! **Attaching**: `volume/attach_target.rs` steps `attach.rs` of `mojim-replica`, for programs and
 //! for a daemon that heals (`attach_with`, `attach_to_heal`, `join` in `volume.rs`). The simulator
-//! steps it too. An attachment has the threads of `start_threads`: `link_loop`, `checkpoint_turns`,
-//! `forward_to`, and others as needed.
+//! steps `attach.rs`, too. An attachment has the threads of `start_threads`: `link_loop`,
+//! `checkpoint_turns`, `forward_to`, and others as needed.
 //!
 //! **Several processes**: the one that attached is the **owner** (`volume/owner.rs`), others are
 //! guests with the same memory (`share/`). `volume/children.rs` acts after a fork.

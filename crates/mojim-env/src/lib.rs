@@ -2,13 +2,13 @@
 //!
 //! The base of the engine's crates:
 //!
-//! - the traits that Linux and the simulator implement
-//! - the engine's errors
-//! - frames over a connection
-//! - locks and sleeps that a simulator can control
-//! - descriptors
-//! - a thread's signals
-//! - reads of memory that a program stores to meanwhile
+//! - the traits that Linux and the simulator implement: `env.rs`
+//! - the engine's errors, and the errno of each: `error.rs`
+//! - frames over a connection: `wire.rs`
+//! - locks and sleeps that a simulator can control: `locks.rs`, `event.rs`, `futex.rs`, `turns.rs`
+//! - descriptors: `descriptors.rs`
+//! - a thread's signals: `threads.rs`
+//! - reads of memory that a program stores to meanwhile: `racing.rs`
 
 pub mod alone;
 pub mod descriptors;

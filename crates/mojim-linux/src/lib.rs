@@ -1,8 +1,16 @@
 //! The engine's environment over Linux.
 //!
-//! `mojim-store` and `mojim-replica` open here whatever they open. Memory without a name, and the
-//! line between a node's processes, are opened where they are used. `tls/` and `door.rs` prove
-//! names.
+//! `mojim-store` and `mojim-replica` open here all that they open. Memory without a name, and the
+//! line between a node's processes, are opened where they are used.
+//!
+//! # Tour
+//!
+//! - `linux.rs` implements the trait `Env` of `mojim-env`.
+//! - `disk.rs` has files, `in_memory.rs` those of a file system that is memory, `lock.rs` locks.
+//! - `memory.rs` has shared and persistent memory, `rings.rs` the rings of volumes that are gone.
+//! - `flush.rs` chooses the instruction that makes stores to persistent memory durable.
+//! - `net.rs` has sockets. `tls/` and `door.rs` prove names.
+//! - `trust.rs` tells directories that nobody else can change.
 
 mod disk;
 mod door;

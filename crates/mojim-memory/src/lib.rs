@@ -6,10 +6,10 @@
 //! Nothing of a **working copy** reaches the file by itself. A private one is a mapping of the data
 //! file (`region.rs`). A shared one is memory that all mappings of the file show (`shared.rs`).
 //!
-//! A range of up to 16 KiB, after rounding to pages where the volume says so, is taken as given. A
-//! larger one is looked up in the page tables (`track/`): only pages that were written count. Of
-//! these pages only the words count that differ from the committed bytes (`diff.rs`,
-//! `committed.rs`).
+//! A range of up to 16 KiB (`EXACT_MAX` in `region.rs`) is taken as given, after rounding to pages
+//! where the volume says so. A larger one is looked up in the page tables (`track/`): only pages
+//! that were written count. Of these pages only the words count that differ from the committed
+//! bytes (`diff.rs`, `committed.rs`).
 //!
 //! | tracker | how it finds written pages |
 //! |---|---|

@@ -10,15 +10,17 @@
 //! The files import downwards only:
 //!
 //! - `read`
+//! - `open_dirs`
+//! - `shown`
 //! - `fuse`, `commit`
 //! - `later`, `readers`
-//! - `beside`, `directory`, `taking`
+//! - `asker_affinity`, `directory`, `taking`
 //! - `fs`, `session`
 //! - `tree`, `rings`
 //! - `names`, `device`, `mounting`, `room`
 //! - `calls`
 //! - `reply`
-//! - `at_once`, `cells`, `flags`, `init`, `killed`, `lost`, `overlay`, `switch`
+//! - `at_once`, `flags`, `init`, `killed`, `lost`, `name_table`, `overlay`, `switch`
 //!
 //! `session` and the files it imports are the way to the kernel: `device` over /dev/fuse, `rings`
 //! over io_uring.
@@ -38,7 +40,8 @@
 //! - `commit` has the sync points.
 //! - `tree` has the names, and `names` the order in which one sync point changes them.
 //! - `overlay` has a file's bytes that are not applied.
-//! - `cells` has the file of names.
+//! - `name_table` has the bytes of the file of names.
+//! - `shown` has the names that a mount only shows, and `open_dirs` its open directories.
 //! - `lost` has what could not be taken.
 //! - `room` has the disk's room.
 

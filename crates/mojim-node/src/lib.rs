@@ -44,7 +44,7 @@
 //! `serve` here reads a link's first frame, which says what the link is for. A primary that the
 //! register does not name is refused here (`may_greet`). `volume_state.rs` is what a node has of
 //! one volume, with its locks. `serve_lane` and `checkpoint_loop` here step a mirror's lanes and
-//! checkpoints. `promote.rs` promotes by an operator's word. `readers.rs` answers pages and records
+//! checkpoints. `promote.rs` answers `mojim promote`. `readers.rs` answers pages and records
 //! as of one LSN. `contents.rs` answers sums for `mojim verify`. `unmanaged_files.rs` finds files
 //! that are in no catalogue. `speaks_as` asks for the proof of a name on links, `requests.rs` on
 //! requests. There is a register for volumes with `failover = "automatic"` (`register` here). The

@@ -2,8 +2,11 @@
 //!
 //! Source: Mnemosyne, "Persistent memory regions" and "Consistent updates".
 //!
-//! `variables.rs` and `image.rs` have persistent variables. `log/` has logs over a trait, which the
-//! shadow image of `mojim-sim` also runs.
+//! `variables.rs` and `image.rs` have persistent variables, `regions.rs` regions made at run time.
+//! `store8.rs` updates one variable. `log/` has logs over a trait, which the shadow image of
+//! `mojim-sim` also runs. `open.rs` opens them in the memory that `media.rs` has.
+//!
+//! The containers of a heap are none of these: they are in `vec.rs` of `mojim`.
 
 mod file;
 mod image;

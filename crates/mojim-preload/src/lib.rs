@@ -8,11 +8,11 @@
 //! on a node that follows.
 //!
 //! The program gets a real descriptor of a volume's data file, opened for reading
-//! whatever the program asked for. So sizes, positions and reads are right, and a write
+//! also where the program asked for more. So sizes, positions and reads are right, and a write
 //! reaches the file only through a record.
 //!
 //! Invariants:
-//! - Without MOJIM_CONFIG, and for whatever is not a volume's, a call does what it does
+//! - Without MOJIM_CONFIG, and for all that is not a volume's, a call does what it does
 //!   without this library. On a descriptor that costs a load and a branch.
 //! - Calls that an allocator makes (mmap, munmap, madvise, mprotect) take no
 //!   lock and allocate nothing unless they touch a region.

@@ -2,10 +2,11 @@
 //!
 //! Owns the rules that decide:
 //!
-//! - when a sync point is committed
-//! - which records a copy keeps
-//! - how two copies are brought together
-//! - when a node may become primary
+//! - when a sync point is committed: `rule.rs`, `prefix.rs`
+//! - which records a lane's log takes: `lane.rs`
+//! - which records a copy keeps, and how two copies are brought together: `pairing.rs`, with the
+//!   epochs of `history.rs`
+//! - when a node may become primary: `view.rs` with a register, `promotion.rs` by hand
 //!
 //! No I/O, no clock, no threads: time and messages are arguments, so the simulator and the drivers
 //! run the same code.

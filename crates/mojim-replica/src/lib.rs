@@ -98,10 +98,23 @@
 //!
 //! # Threads that wait
 //!
-//! `spinner.rs` says how long a poll is worth it, `yield_policy.rs` when to yield. A program's loop is
-//! in `primary/group.rs`, that of a mirror's lane in `serve_lane` of `mojim-node`. At a mirror
-//! `lane_concurrency.rs` says whether several threads send, and `core_placement.rs` keeps the two ends of a link on
-//! one host on different processors.
+//! `spinner.rs` says how long a poll is worth it, `yield_policy.rs` when to yield. A program's loop
+//! is in `primary/group.rs`, that of a mirror's lane in `serve_lane` of `mojim-node`. At a mirror
+//! `lane_concurrency.rs` says whether several threads send. `core_placement.rs` keeps the two ends
+//! of a link on one host on different processors.
+//!
+//! # What the background does
+//!
+//! `checkpoint_step` in `primary/write_back.rs` and in `mirror.rs` has the thresholds: when records
+//! are applied, and when a node checkpoints. `pace.rs` tells pauses from work: `IDLE` there is the
+//! pause of 50 ms. The callers are `checkpoint_turns` in `mojim-engine` and `checkpoint_loop` in
+//! `mojim-node`.
+//!
+//! # Configuration and questions
+//!
+//! `layout.rs` makes the paths, and what a store and a primary get of the configuration. A mirror
+//! gets the rest in `lib.rs` of `mojim-node`. Questions to nodes are `request.rs`, and `client.rs`
+//! sends them.
 
 pub mod attach;
 pub mod backup_progress;

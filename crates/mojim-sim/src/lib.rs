@@ -16,6 +16,11 @@
 //! and syncs of directories and file systems in `world/env.rs`. `disk.rs` has write-back, and what
 //! a loss of power leaves. The network's faults are in `net.rs`, damaged logs in `rot.rs`. Those of
 //! a node or an operator are `cluster/trouble.rs` and `cluster/operator.rs`.
+//!
+//! A new fault is drawn from a generator of its own: all seeds without it stay as they were
+//! (`draw_faults` in `cluster/setup.rs`). One that takes something from a node is also numbered in
+//! `failures.rs`. `cluster/mutation.rs` has the defects that are put into the engine, and which
+//! runs can notice each. `check.rs` compares the copies with all that was acknowledged.
 
 // Node numbers index several arrays at once.
 #![allow(clippy::needless_range_loop)]

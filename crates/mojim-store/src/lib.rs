@@ -5,8 +5,8 @@
 //!
 //! A **log** is a ring of records in memory that outlives the process, and its image on the medium
 //! (`log.rs`). Threads take room one after the other and fill it side by side (`reservations.rs`).
-//! The 16 `Live` words of a log tell the daemon what a running program does. One more must be added
-//! to `Node::live` and `Log::stamp` too.
+//! The `Live` words of a log tell the daemon what a running program does. `LIVE_COUNT` beside them
+//! names the last one, and `docs/reference/format.md` lists them.
 //!
 //! The **data area** (`area.rs`) merges records into pages and writes the data files.
 //! `store/apply.rs` has the order: committed records, whole sync points, by LSN. The threads that
@@ -17,9 +17,10 @@
 //! - one that waits for the data files (a rollback, a detach),
 //! - the start of a copy.
 //!
-//! A **checkpoint** (`checkpoint_if`) runs when a log is half full, or after 50 ms without work. It
-//! syncs the data files (unless the log is memory), and writes the superblock. Then it releases the
-//! log space that backups and a linked mirror do not need.
+//! A **checkpoint** (`checkpoint_if` in `store/apply.rs`) syncs the data files (unless the log is
+//! memory), and writes the superblock. Then it releases the log space that backups and a linked
+//! mirror do not need. It runs when a log is half full, or after 50 ms without work. The caller
+//! decides this: `checkpoint_step` in `primary/write_back.rs` and `mirror.rs` of `mojim-replica`.
 //!
 //! `store/open.rs` opens and recovers a copy: superblock, logs, catalogue, the contiguous prefix of
 //! whole sync points. `store/load.rs` and `stage.rs` take in another node's copy beside the present
