@@ -75,13 +75,14 @@ impl Node {
                 // for the healing looks again and again.
                 self.end_look(v);
             }
-            let before = seen;
-            let found = self.behind(v);
-            seen = found.is_some();
+            // Before the other node is asked: a comparison that waits may look again meanwhile.
             let unused = match asked || failed {
                 true => self.leads_unused(v).ok().flatten(),
                 false => None,
             };
+            let before = seen;
+            let found = self.behind(v);
+            seen = found.is_some();
             // A comparison is not repeated after a failure: healing is tried again while
             // records are left open.
             let open = unused.is_some_and(|sb| asked || sb.logs != 0);
