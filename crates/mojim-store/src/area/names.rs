@@ -223,11 +223,6 @@ impl Area {
         self.outcome.passing.contains(&id)
     }
 
-    /// Whether the sync points remove this file, which was there.
-    pub(super) fn is_removed(&self, id: u32) -> bool {
-        self.outcome.removed.contains(&id)
-    }
-
     /// Whether the sync points make this file, under its last name.
     pub(super) fn is_made(&self, id: u32) -> bool {
         self.outcome.made.contains_key(&id)

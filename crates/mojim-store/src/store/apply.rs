@@ -38,9 +38,6 @@ const LEAST_SOON: usize = 256;
 /// Changes of names that are applied together, about; more in a volume with many files.
 const MOST_NAMES: usize = 8192;
 
-/// Sync points within which a file is removed that was renamed, for both to be applied together.
-const MOST_ASIDE: usize = 64;
-
 /// Records that were kept in a log below the checkpoint are released once they
 /// take more than 1/`RELEASE` of the log.
 const RELEASE: u64 = 8;
@@ -98,35 +95,16 @@ impl Point {
             })
             .collect()
     }
-}
 
-/// What sync points that are to be applied together do with files.
-#[derive(Default)]
-struct Together {
-    /// Those that they make.
-    created: HashSet<u32>,
-    /// Those that were there, and that they rename, and have not removed so far.
-    aside: HashSet<u32>,
-}
-
-impl Together {
-    /// Adds a sync point. False if it can only be applied alone.
-    fn add(&mut self, log: &Log, point: Point) -> bool {
-        point.ops(log).all(|(op, _)| match op.kind {
+    /// Whether it can be applied together with others before it, which make the files
+    /// `created`; notes the files that it makes.
+    fn joins(self, log: &Log, created: &mut HashSet<u32>) -> bool {
+        self.ops(log).all(|(op, _)| match op.kind {
             OpKind::Create => {
-                self.created.insert(op.file);
+                created.insert(op.file);
                 true
             }
-            OpKind::Rename => {
-                if !self.created.contains(&op.file) {
-                    self.aside.insert(op.file);
-                }
-                true
-            }
-            OpKind::Remove => {
-                self.aside.remove(&op.file);
-                true
-            }
+            OpKind::Rename => created.contains(&op.file),
             OpKind::Spill => false,
             _ => true,
         })
@@ -335,31 +313,25 @@ impl Store {
         area: &Area,
     ) -> Vec<Point> {
         let mut points = vec![first];
-        let mut together = Together::default();
-        if !self.watches().is_empty() || !together.add(&self.logs[first.lane], first) {
+        let mut created = HashSet::new();
+        if !self.watches().is_empty() || !first.joins(&self.logs[first.lane], &mut created) {
             return points;
         }
-        // So many leave no file renamed that was there, and stays.
-        let mut whole = usize::from(together.aside.is_empty());
         // The catalogue is written for each run: the larger it is, the more go together.
         let most = MOST_NAMES.max(area.count() / 8);
         let mut cursors = a.cursors.clone();
         let (mut taken, mut names, mut last) = (first.bytes(), first.names, first);
-        while taken < bytes && names < most && points.len() - whole < MOST_ASIDE {
+        while taken < bytes && names < most {
             cursors[last.lane] = last.next;
             let Some(point) = self.point(&cursors, last.end, limit) else {
                 break;
             };
-            if !together.add(&self.logs[point.lane], point) {
+            if !point.joins(&self.logs[point.lane], &mut created) {
                 break;
             }
             points.push(point);
-            if together.aside.is_empty() {
-                whole = points.len();
-            }
             (taken, names, last) = (taken + point.bytes(), names + point.names, point);
         }
-        points.truncate(whole.max(1));
         points
     }
 
