@@ -53,6 +53,15 @@ impl Cluster {
         t
     }
 
+    /// [`Cluster::text`] with sync points that fail later than a test waits for anything, so that a
+    /// machine that stands still for a minute fails none.
+    pub fn patient_text(&self, setup: Setup) -> String {
+        let usual = "resend_timeout = \"5s\"";
+        let text = self.text(setup, "e2e");
+        assert!(text.contains(usual));
+        text.replace(usual, &format!("{usual}\nresend_attempts = 200"))
+    }
+
     pub fn promote(&self, name: &str) -> Value {
         // A mirror notices within its heartbeat that the primary has died.
         let mut last = String::new();

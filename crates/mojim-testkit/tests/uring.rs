@@ -52,7 +52,7 @@ fn more_sync_points_of_one_processor_than_it_had_entries_wait_and_others_are_ser
         return;
     }
     let c = Cluster::new(SYNC);
-    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"30s\""));
+    c.configure(&c.patient_text(SYNC));
     let _a = c.node("a");
     let b = c.node("b");
     let args = ["--commit-interval", "never", "--uring", "on"];
@@ -125,7 +125,7 @@ fn what_came_to_a_full_queue_is_served_beside_calls_that_wait() {
         return;
     }
     let c = Cluster::new(SYNC);
-    c.configure(&c.text(SYNC, "e2e").replace("\"5s\"", "\"60s\""));
+    c.configure(&c.patient_text(SYNC));
     let _a = c.node("a");
     let b = c.node("b");
     let args = ["--commit-interval", "never", "--uring", "on"];
