@@ -122,9 +122,11 @@
  *     two stores alone, or half of one store.
  *   - A store that is not in it stays in memory and counts as changed. The next sync
  *     point of its range commits it. Nothing else is needed.
- * Where a half-done change must not be committed, threads hold a reader-writer lock:
- * shared while they change data, exclusively while they call mojim_msync.
- * examples/transfers.c does so.
+ * Where a half-done change must not be committed, threads take one of two locks:
+ *   - A reader-writer lock: shared while they change data, exclusively while they call
+ *     mojim_msync of all the data. examples/transfers.c does so.
+ *   - A lock for each record: from the first store until gmsync of the whole change, or
+ *     its transaction (mojim_tx.h), has succeeded. Threads commit at the same time then.
  *
  * errno values, for all functions:
  *   EINVAL      an argument, or the configuration, is wrong: also a node or volume
