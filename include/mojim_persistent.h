@@ -177,8 +177,8 @@ int mojim_store8(uint64_t *p, uint64_t value);
 /* A log has records of any length, in a ring of a fixed size.
  *   - A record that was appended is there after a crash, whole. One whose append did not
  *     return is there whole or not at all.
- *   - Any thread may make every call at any time: threads of one log wait for each other.
- *     Not in a child made by fork (EOPNOTSUPP).
+ *   - Any thread may make every call at any time: threads of one log wait for each other,
+ *     and share no write. Not in a child made by fork (EOPNOTSUPP).
  *   - One process has a log open. */
 typedef struct mojim_log mojim_log_t;
 
