@@ -31,8 +31,9 @@ use mojim_testkit::interface::*;
 
 const LANGUAGES: [&str; 4] = ["c", "cpp", "rust", "python"];
 /// The pages that have blocks to run.
-const MARKED: [&str; 11] = [
+const MARKED: [&str; 12] = [
     "how-to/c-failover",
+    "how-to/commit-many-files-at-once",
     "reference/c",
     "reference/cpp",
     "reference/python",
