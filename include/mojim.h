@@ -124,7 +124,8 @@
  *     point of its range commits it. Nothing else is needed.
  * Where a half-done change must not be committed, threads take one of two locks:
  *   - A reader-writer lock: shared while they change data, exclusively while they call
- *     mojim_msync of all the data. examples/transfers.c does so.
+ *     mojim_msync of all the data. It prefers writers, else the sync point may wait for
+ *     ever (glibc: pthread_rwlockattr_setkind_np). examples/transfers.c does so.
  *   - A lock for each record: from the first store until gmsync of the whole change, or
  *     its transaction (mojim_tx.h), has succeeded. Threads commit at the same time then.
  *
