@@ -69,8 +69,9 @@
 //!
 //! # Threads, forks, signals
 //!
-//! Volumes, regions, heaps and readers are `Send` and `Sync`. Threads share a heap in a `Mutex` or
-//! `RwLock`. A forked child may read what it inherited, but commits nothing: its calls fail with
+//! Volumes, regions, heaps and readers are `Send` and `Sync`. Threads share a heap or a region in a
+//! `Mutex` or `RwLock`. [`Region::begin_sync`] under the lock, and [`Volume::wait`] after it, let
+//! other threads go on meanwhile. A forked child may read what it inherited, but commits nothing: its calls fail with
 //! [`Error::Unsupported`]. The engine runs threads of its own.
 //!
 //! # Errors

@@ -370,6 +370,13 @@ impl Volume {
 
     /// Waits until everything up to `lsn` is committed, as the volume's mode requires: for sync
     /// points that were begun only ([`Region::begin_sync`], [`Batch::begin`](crate::Batch::begin)).
+    /// With 0 it returns at once.
+    ///
+    /// A thread that shares a region in a lock begins under the lock, and waits after it.
+    ///
+    /// # Errors
+    /// Those of [`Region::sync`]; after [`Error::Timeout`] wait again. [`Error::Invalid`] if there
+    /// is no sync point `lsn` yet.
     pub fn wait(&self, lsn: u64) -> Result<()> {
         self.0.engine.wait(lsn)
     }
