@@ -1,4 +1,4 @@
-//! `mojim promote`: makes a mirror the primary, by an operator's word.
+//! `mojim promote`: an operator makes a node the primary.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -9,8 +9,7 @@
 //! It also does so if copies are compared, and a killed program has left open which records are
 //! committed. The daemon attaches as a program does, brings the mirror up to date, and detaches.
 //!
-//! Owns the decision to do so, and to give way to a program that is about to attach and asks for
-//! it.
+//! Owns the decision to do so, and to yield to a program that is about to attach and asks for it.
 //!
 //! Invariants:
 //!

@@ -1,8 +1,8 @@
-//! Promotion of this node on an operator's word: through the register, and by hand.
+//! Promotion of this node by `mojim promote`: through the register, or without one.
 //!
 //! Owns the request `promote` (`docs/reference/requests.md`, "Requests"): what it asks the other
 //! nodes, and what it checks here. `mojim_protocol::promotion` judges whether a promotion
-//! by hand is allowed.
+//! without a register is allowed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;

@@ -1,4 +1,4 @@
-//! The secondary tier: a node's copy, forwarded to a backup in the background.
+//! Backups: a node's copy, forwarded to one of them in the background.
 //!
 //! Owns one backup's lanes, as seen from the node that forwards (the mirror, Mojim 4.2). It also
 //! owns what a link (`peer_link.rs`) does for a peer that nothing waits for but a log that is full.

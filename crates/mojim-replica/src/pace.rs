@@ -3,7 +3,7 @@
 //! Owns the pace, and how much is a piece. The pace follows from the records that come and from
 //! what the turns before did. A thread that wrote back each record as it comes would take the
 //! processor from threads that wait for each other, however low its priority. Under EEVDF a thread
-//! that gives way a hundred times has put itself behind all others.
+//! that yields a hundred times has put itself behind all others.
 //!
 //! Invariant: a pace depends on turns alone. A turn takes a millisecond or more. The caller says
 //! how long it took, so that the simulator drives the same [`Pacer`].

@@ -1,5 +1,4 @@
-//! The secondary tier with real processes: a primary, its mirror, and backups
-//! that the mirror forwards to.
+//! Backups with real processes: a primary, its mirror, and the nodes that the mirror forwards to.
 //!
 //! The tests check each backup's data files: whole sync points, in the end
 //! the same bytes as the primary's. Owns its temporary directories, shared

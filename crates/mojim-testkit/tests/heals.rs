@@ -1,6 +1,6 @@
 //! Tests of how a cluster heals by itself where no program is attached.
 //!
-//! The daemon of the node that is primary brings the other copy up to date, and gives way to a
+//! The daemon of the node that is primary brings the other copy up to date, and yields to a
 //! program.
 //!
 //! Owns its temporary directories, shared memory and processes.

@@ -1,4 +1,4 @@
-//! Promotions by an operator's word that fail halfway, at real nodes.
+//! Promotions by `mojim promote` that fail halfway, at real nodes.
 //!
 //! A node that is to become primary takes three steps, and each may be as far as it gets:
 //!
