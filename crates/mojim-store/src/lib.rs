@@ -3,12 +3,16 @@
 //!
 //! # Tour
 //!
-//! A **log** is a ring of records in memory that outlives the process, and its image on the medium
-//! (`log.rs`). Threads take room one after the other and fill it side by side (`reservations.rs`).
+//! A **log** lies on the medium. Its **ring** has the records first, in memory that outlives the
+//! process. The type `Log` (`log.rs`) is both. Threads take room one after the other and fill it side by side (`reservations.rs`).
 //! The `Live` words of a log tell the daemon what a running program does. `LIVE_COUNT` beside them
 //! names the last one, and `docs/reference/format.md` lists them.
 //!
-//! The **data area** (`area.rs`) merges records into pages and writes the data files.
+//! The **data area** (`area.rs`) merges records into pages (`area/image.rs`) and writes the data
+//! files (`area/writes.rs`, `area/unsynced.rs`). `area/entries.rs` has the catalogue in memory,
+//! `area/names.rs` and `area/outcome.rs` its changes, `notes.rs` those under way. `area/again.rs`
+//! applies again what found no room.
+//!
 //! `store/apply.rs` has the order: committed records, whole sync points, by LSN. The threads that
 //! apply yield at wake-ups and have no lower priority, since others wait for their locks. Three
 //! callers do this work themselves:
@@ -24,7 +28,8 @@
 //!
 //! `store/open.rs` opens and recovers a copy: superblock, logs, catalogue, the contiguous prefix of
 //! whole sync points. `store/load.rs` and `stage.rs` take in another node's copy beside the present
-//! one, until it is whole. `store/spill.rs` keeps the bytes of sync points that no log can hold.
+//! one, until it is whole (`progress.rs` says how far). `store/spill.rs` keeps the bytes of sync
+//! points that no log can hold. `room.rs` says how much of the disk stays free.
 
 pub mod area;
 pub mod log;
