@@ -25,7 +25,9 @@
 //! - [`rivals`] the schemes of `mojim-rivals` in processes. `store` gives them the same stores as
 //!   Mojim.
 //! - [`words`] the command line of the program.
-//! - [`emulated`] a mirror whose log is on a disk that writes in a given time.
+//! - [`emulated`] a mirror whose log is on a disk that writes in a given time. (Emulated memory is
+//!   `mojim-emulate`'s.)
+//! - `cluster` the two nodes that benchmarks measure.
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! The program calls [`peers::maybe_run_peer`] first thing in `main`.

@@ -14,8 +14,20 @@
 //! `status.rs` asks and prints. `health.rs` judges and asks nobody. The copy of a running program
 //! is closed to the daemon: `status_of_closed` of `mojim-node` reads the `Live` words in its ring
 //! or its log in memory. Questions to nodes are `request.rs` of `mojim-replica`, answers
-//! `requests.rs` of `mojim-node`. `beside.rs` starts `mojim-bench`. `compare.rs` compares copies.
+//! `requests.rs` of `mojim-node`. `ask.rs` asks them, and `heard.rs` says how far an answer is
+//! believed. `unasked.rs` says why a node could not be asked. `compare.rs` compares copies, for
+//! `verify.rs` and `repair.rs`. `beside.rs` starts `mojim-bench`.
+//!
 //! `node.rs` gives the daemon its register of views, for a cluster with three voters or more.
+//! `log.rs` writes the lines of the daemon's log.
+//!
+//! `mount.rs` is `mojim mount`, and `mount_helper.rs` the same for mount(8). `guard.rs` watches the
+//! process of a mount, `below.rs` covers the directory of one that waits. `interval.rs` reads
+//! `--commit-interval`.
+//!
+//! One subcommand each: `append.rs`, `clean.rs`, `config.rs`, `heap.rs`, `keys.rs`, `promote.rs`,
+//! `replace.rs`. `import_export.rs` and `docs.rs` have two. All share `failure.rs` (exit codes),
+//! `output.rs` (text and JSON) and `signals.rs`.
 
 use std::ffi::OsString;
 use std::io::Write;

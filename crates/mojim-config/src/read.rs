@@ -1,5 +1,7 @@
 //! Reads a [`Config`] from a TOML document and collects every mistake on the way.
 //!
+//! Owns the keys, and the default of each one.
+//!
 //! Invariants:
 //! - A value is either good or has its mistake noted, once.
 //! - A check of several values runs whenever those that it needs are good, whatever else is

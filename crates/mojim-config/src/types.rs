@@ -1,14 +1,15 @@
 //! The configuration file: one TOML text that names a cluster's volumes and nodes.
 //!
-//! Owns the grammar of the file, its defaults, and every check that needs nothing but the text.
-//! Only [`Config::check_media`] and [`check_pmem`] touch the machine.
+//! Owns the words of the file, its limits, and the values that hold. `read.rs` has the keys, their
+//! defaults, and the checks of the text. Only [`Config::check_media`] and [`check_pmem`] touch the
+//! machine.
 //!
 //! Invariants:
 //! - A [`Config`] that exists has passed every check, two of which are:
 //!   - Each node that a volume names is in `nodes` and stores data.
 //!   - No two nodes of one host share an address or a directory.
-//! - A default may depend on other nodes or other keys. That is decided here: each field has the
-//!   value that holds, and a file may give that value itself.
+//! - A default may depend on other nodes or other keys. Each field has the value that holds, and a
+//!   file may give that value itself.
 //! - A text with mistakes gives all of them at once, in line order, each with its key and line.
 //! - A text that is not TOML gives the first place where it stops being TOML.
 
@@ -197,7 +198,7 @@ words! {
         /// `async`: when `write_back_pages` pages wait.
         Async = "async",
     }
-    /// Whose stores a mapping shows (ARCHITECTURE.md, "The life of a sync point"). The default is
+    /// Whose stores a mapping shows (`lib.rs` of `mojim-memory`, "working copy"). The default is
     /// `auto`.
     Working {
         /// `auto`: what the program asks for; private by the interfaces, shared under `mojim run --preload`.

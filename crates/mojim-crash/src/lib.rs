@@ -8,9 +8,15 @@
 //!
 //! - page-cache loss: `cache_loss.rs`
 //! - block history: `blocks.rs`
-//! - power for clusters: `cluster.rs`
+//! - power for clusters: `cluster.rs`, `cluster/`
 //! - the pulled plug: `plug/`
 //! - memory pressure: `plug/pressure.rs`
+//!
+//! `subjects.rs` opens a subject: `shipped.rs` is Mojim, `heap.rs` a program over its heap (with
+//! `heap/`). `naive.rs` and `redo.rs` are other programs, the controls. `machine.rs` has the faults
+//! of a broken Mojim. `cache.rs` is a processor's cache that loses its bytes, `forced.rs` a file
+//! with forced unit access. `acks.rs` and `journal.rs` keep what was acknowledged. `device.rs` is a
+//! disk, `sys.rs` has mounts and loop devices. `report.rs` says whether a rung counts.
 //!
 //! Invariant: a rung counts only if it catches the broken controls and every broken Mojim, and
 //! finds no failure in `mojim` and `log`.

@@ -25,8 +25,8 @@
 //!
 //! **Several processes**: the one that attached is the **owner** (`volume/owner.rs`), others are
 //! guests with the same memory (`share/`). `volume/children.rs` acts after a fork.
-//! `volume/memory.rs` bounds memory. `reader/` shows a volume on a node that follows,
-//! `reader/files.rs` for mounts.
+//! `volume/memory.rs` bounds memory. `last.rs` has the LSN of a thread's last sync point. `reader/`
+//! shows a volume on a node that follows, `reader/files.rs` for mounts.
 
 mod last;
 mod reader;

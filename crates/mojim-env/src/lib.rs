@@ -7,8 +7,13 @@
 //! - frames over a connection: `wire.rs`
 //! - locks and sleeps that a simulator can control: `locks.rs`, `event.rs`, `futex.rs`, `turns.rs`
 //! - descriptors: `descriptors.rs`
-//! - a thread's signals: `threads.rs`
+//! - a thread's signals: `threads.rs`, and its processor: `processors.rs`
 //! - reads of memory that a program stores to meanwhile: `racing.rs`
+//! - an environment that changes some methods of another one: `forward.rs`
+//! - memory for when the system gives none: `reserve.rs`
+//! - parts of a page: `page_delta.rs`
+//! - a value that shares no cache line: `alone.rs`
+//! - choices that a seed repeats, for tests and measurements: `rng.rs`
 
 pub mod alone;
 pub mod descriptors;

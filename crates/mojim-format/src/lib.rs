@@ -9,10 +9,21 @@
 //! Decoding never trusts its input: every length is checked before it is used,
 //! and nothing is allocated in proportion to a number that was merely read.
 //!
-//! Records are in `record.rs` and its neighbours. `piece.rs` of `mojim-replica` encodes a sync
-//! point as one. `frame.rs` has the kinds of frames and their limits, `message.rs` their bodies and
-//! the codes of a refusal. `docs/reference/protocol.md` says which code handles a frame. A change
-//! of the bytes changes `FORMAT_VERSION`, `WIRE_VERSION` or `SUPERBLOCK_VERSION`.
+//! # Tour
+//!
+//! - `record.rs`: records. `piece.rs` of `mojim-replica` encodes a sync point as one.
+//! - `pad.rs`: the end of a log
+//! - `frame.rs`: the kinds of frames, and their limits
+//! - `message.rs`: the bodies of frames, and the codes of a refusal
+//! - `superblock.rs`, `catalog.rs`: a copy's state, and its files
+//! - `heap.rs`, `persistent.rs`: heaps, and heads of files for variables, regions and logs
+//! - `certificate.rs`: the name in a certificate
+//! - `shown.rs`: text of others, fit to be printed
+//! - `bytes.rs`: cursors over bytes
+//!
+//! The longest names and the most lanes are constants here. `mojim-config` has the same limits for
+//! keys, by itself. `docs/reference/protocol.md` says which code handles a frame. A change of the
+//! bytes changes `FORMAT_VERSION`, `WIRE_VERSION` or `SUPERBLOCK_VERSION`.
 
 pub mod bytes;
 pub mod catalog;

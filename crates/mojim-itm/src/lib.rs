@@ -12,6 +12,14 @@
 //! transactions that it is linked to. It does so also where these count on libitm's concurrency
 //! control.
 //!
+//! # Tour
+//!
+//! - `begin.rs` and `end.rs`: the begin of a block, its commit and its abort
+//! - `stores.rs`, `wide.rs`, `transfers.rs`: loads and stores, of wide types too, and `memcpy`
+//! - `actions.rs`, `exceptions.rs`: memory that a block allocates, and exceptions of C++ in it
+//! - `clones.rs`: functions that are called by pointer
+//! - `thread.rs`: the thread's log
+//!
 //! Invariants:
 //!
 //! - A store is logged before it happens, unless the compiler calls it a second one (WaW) of the

@@ -19,8 +19,11 @@
 //! | `track/remote.rs` | the page tables of another process, a guest |
 //! | `track/untracked.rs` | not at all: every page that was copied counts |
 //!
-//! `track/two_level/release.rs` gives pages back where memory is bounded. An unmap, or a cut of a
-//! file, waits for the calls in it (`quiescence.rs`).
+//! `track/two_level/release.rs` gives pages back where memory is bounded. `available.rs` says
+//! whether a shared working copy fits into memory. `page_lsns.rs` notes which sync point wrote to a
+//! page last. An unmap, or a cut of a file, waits for the calls in it (`quiescence.rs`).
+//! `places.rs` has the addresses of all regions. `file_pages.rs` reads many pages in one call.
+//! `fork.rs` notices a fork.
 
 pub mod available;
 pub mod committed;

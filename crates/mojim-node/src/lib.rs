@@ -34,21 +34,22 @@
 //! - **The node dies.** With a register the mirror takes over (`watch.rs`). It suspects a primary
 //!   of which neither session nor daemon is heard for `failure_limit` and two heartbeats. So a
 //!   program that died alone is not replaced. Without a register a person runs `mojim promote`.
-//! - **The node comes back after its power went.** Its ring is lost (`store/open.rs`). The attach
-//!   takes the mirror's copy where that goes further. It is refused where acknowledged sync points
-//!   may be missing (`loss` in `pairing.rs`). With a register it is no member any more, and the
-//!   mirror takes over.
+//! - **The node comes back after its power went.** Its ring is lost (`store/open.rs` of
+//!   `mojim-store`). The attach takes the mirror's copy where that goes further. It is refused where
+//!   acknowledged sync points may be missing (`loss` in `pairing.rs` of `mojim-protocol`). With a
+//!   register it is no member any more, and the mirror takes over.
 //!
-//! # Other rooms
+//! # Tour
 //!
 //! `serve` here reads a link's first frame, which says what the link is for. A primary that the
 //! register does not name is refused here (`may_greet`). `volume_state.rs` is what a node has of
 //! one volume, with its locks. `serve_lane` and `checkpoint_loop` here step a mirror's lanes and
-//! checkpoints. `promote.rs` answers `mojim promote`. `readers.rs` answers pages and records
-//! as of one LSN. `contents.rs` answers sums for `mojim verify`. `unmanaged_files.rs` finds files
-//! that are in no catalogue. `speaks_as` asks for the proof of a name on links, `requests.rs` on
-//! requests. There is a register for volumes with `failover = "automatic"` (`register` here). The
-//! daemon imports the engine, to heal a copy as a program would.
+//! checkpoints. `conditions.rs` has the events that last. `promote.rs` answers `mojim promote`.
+//! `readers.rs` answers pages and records as of one LSN. `contents.rs` answers sums for
+//! `mojim verify`. `unmanaged_files.rs` finds files that are in no catalogue. `speaks_as` asks for
+//! the proof of a name on links, `requests.rs` on requests. There is a register for volumes with
+//! `failover = "automatic"` (`register` here). The daemon imports the engine, to heal a copy as a
+//! program would. The command `mojim` hands it the register (`node.rs` of `mojim-cli`).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};

@@ -4,7 +4,8 @@
 //!
 //! `variables.rs` and `image.rs` have persistent variables, `regions.rs` regions made at run time.
 //! `store8.rs` updates one variable. `log/` has logs over a trait, which the shadow image of
-//! `mojim-sim` also runs. `open.rs` opens them in the memory that `media.rs` has.
+//! `mojim-sim` also runs. `open.rs` opens them in the memory that `media.rs` has. `file.rs` tells
+//! files of variables, of regions and of logs from others.
 //!
 //! The containers of a heap are none of these: they are in `vec.rs` of `mojim`.
 

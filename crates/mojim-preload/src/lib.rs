@@ -11,6 +11,17 @@
 //! also where the program asked for more. So sizes, positions and reads are right, and a write
 //! reaches the file only through a record.
 //!
+//! # Tour
+//!
+//! Calls on names and descriptors are in `files.rs`, reads, writes and syncs in `rw.rs`.
+//! `streams.rs` has stdio, `memory.rs` mmap and msync, `locks.rs` locks. `made.rs` refuses
+//! directories and links to a program that only reads. `exec.rs` has programs that the program
+//! executes.
+//!
+//! `path.rs` tells a volume's paths, `names.rs` the names of open files. `process.rs` attaches,
+//! `settings.rs` has what `mojim run` said. `inside.rs` marks threads in here. `real.rs` has the
+//! functions behind the interposed ones.
+//!
 //! Invariants:
 //! - Without MOJIM_CONFIG, and for all that is not a volume's, a call does what it does
 //!   without this library. On a descriptor that costs a load and a branch.

@@ -10,7 +10,7 @@
 //! **Append** (`primary/append.rs`). A volume has `connections` **lanes**, by default one for all.
 //! The thread takes its own lane, or a free one. It takes an LSN and room in one short step. Then,
 //! beside other threads, it encodes the record in the lane's ring, or parts of it with LSNs in a
-//! row. Only what is filled without a gap is sent and written.
+//! row (`piece.rs`). Only what is filled without a gap is sent and written.
 //!
 //! The bytes of an exact range are read after the LSN is taken. A range that is compared with the
 //! committed bytes, or that spills, was read before, and holds its regions until it has its LSN. So
@@ -84,7 +84,8 @@
 //! primary asks the register through `view_client.rs`, on a thread of its own (`register.rs`).
 //! `mirror/promote.rs` takes over. It asks the other holders what they know to be acknowledged
 //! (`told.rs`). One that lacks some of it stays a mirror. Otherwise it stops its session and lanes,
-//! and promises the greater epoch durably. Only then it asks for the view.
+//! and promises the greater epoch durably. Only then it asks for the view. A program that attaches
+//! waits for its mirror, or goes on alone: `attach.rs` decides.
 //!
 //! An old primary appends to its ring and log as before, and applies only what was committed. It
 //! fails for good with ESTALE (`Primary::supersede`) in three cases:
@@ -112,9 +113,10 @@
 //!
 //! # Configuration and questions
 //!
-//! `layout.rs` makes the paths, and what a store and a primary get of the configuration. A mirror
-//! gets the rest in `lib.rs` of `mojim-node`. Questions to nodes are `request.rs`, and `client.rs`
-//! sends them.
+//! `layout.rs` makes the paths, and what a store and a primary get of the configuration
+//! (`PrimarySpec` in `primary.rs`). A mirror gets the rest in `lib.rs` of `mojim-node`.
+//! `holders.rs` has the addresses of the other nodes. Questions to nodes are `request.rs`, and
+//! `client.rs` sends them.
 
 pub mod attach;
 pub mod backup_progress;

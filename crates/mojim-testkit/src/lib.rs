@@ -6,8 +6,13 @@
 //!
 //! The tests themselves are in `tests/`.
 //!
-//! Also shared: what the tests of the C interface and of the preload library begin with
-//! ([`interface`]).
+//! - `built.rs`: the command and the libraries of this source
+//! - `home.rs`: a cluster's directories, ports and configuration
+//! - `cluster.rs`: two nodes on loopback. `voters.rs`: nodes with a register
+//! - `nodes.rs`: nodes in network namespaces. `network.rs`: what can go wrong there
+//! - `link.rs`: slow or cut links. `disk.rs`, `small.rs`: slow or full disks. `mount.rs`: mounts
+//! - `history.rs`: whether one log could have shown what clients saw
+//! - `interface.rs`: what tests of the C interface and of the preload library begin with
 
 #![allow(missing_docs, reason = "what a name says is not said again")]
 

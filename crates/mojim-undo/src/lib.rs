@@ -1,8 +1,8 @@
 //! The undo log of a thread's transaction, and which threads have one open.
 //!
 //! Owns the layout that libmojim.so and libmojim_itm.so share: the first makes a [`Log`] and
-//! commits it, the second appends to it. The code is compiled into both. The statics of this
-//! crate, the registry in `open.rs`, are used by the first alone.
+//! commits it, the second appends to it (`log.rs`). The code is compiled into both. The statics of
+//! this crate, the registry in `open.rs`, are used by the first alone.
 //!
 //! Invariants:
 //! - A log belongs to one thread. Another one reads its mark only ([`Mark`]).

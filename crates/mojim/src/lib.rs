@@ -110,6 +110,12 @@
 //! Sources: *Mojim: A Reliable and Highly-Available Non-Volatile Memory System* (ASPLOS 2015), and
 //! *Failure-Atomic msync* (EuroSys 2013).
 
+// The files, for people who change this crate. `volume.rs` has the calls of a volume, `attached.rs`
+// says when its attachment ends. Sync points are in `region.rs` and `batch.rs`, transactions in
+// `region_tx.rs` and `heap.rs`. `persistent.rs` says which values may lie in a heap, `vec.rs` has
+// its vectors. `alone.rs` refuses sync points within a transaction, `doubt.rs` decides on those in
+// doubt. `reader.rs` reads on a node that follows. `example.rs` has a node for examples.
+
 mod alone;
 mod attached;
 mod batch;

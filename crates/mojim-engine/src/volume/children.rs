@@ -3,7 +3,7 @@
 //! A child has its parent's mappings of shared working copies: the same memory. So, before the fork
 //! returns in the child, the child becomes a guest of the owner of the volume, which may be its
 //! parent: its stores are noticed from the first on. Private working copies become copies in the
-//! child, and cannot be committed there (`fork.rs`).
+//! child, and cannot be committed there (`fork.rs` of `mojim-memory`).
 //!
 //! Owns the handlers of `pthread_atfork`. The child takes no lock that a thread of its parent may
 //! have held, and closes the ends of lines that it inherits: as long as it kept them, the other

@@ -1,8 +1,8 @@
 //! Memory that is bounded (`memory` and `max_uncommitted` of a volume).
 //!
 //! Owns when changed pages that are committed are given back to the system, and
-//! what happens to stores for which there is no room. `track/two_level/release.rs`
-//! tells how a page is given back without losing a store. This file does what that
+//! what happens to stores for which there is no room. `track/two_level/release.rs` of
+//! `mojim-memory` tells how a page is given back without losing a store. This file does what that
 //! asks of its caller: learn which records were begun before a chunk was shut, wait
 //! until the data files have them, and find the pages that equal the file's.
 //!
