@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim_config::Config;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
 use mojim_cli::failure::{Done, Failure};
@@ -68,13 +68,7 @@ impl FailoverBench {
             ("rest", ms(&|r| r.total - r.detection)),
         ] {
             if self.json {
-                let row = json!({
-                    "bench": "failover", "case": "mojim", "part": case, "mode": "sync",
-                    "transport": "tcp", "bytes": self.size, "threads": 1,
-                    "median_us": median * 1000.0, "p99_us": worst * 1000.0,
-                    "per_second": 1000.0 / median,
-                });
-                writeln!(out, "{row}")?;
+                writeln!(out, "{}", row(case, self.size, (median, worst)))?;
             } else {
                 writeln!(
                     out,
@@ -148,6 +142,16 @@ impl FailoverBench {
     }
 }
 
+/// A part of the time without a primary, in milliseconds: the median and the worst round.
+fn row(part: &str, bytes: u64, (median, worst): (f64, f64)) -> Value {
+    json!({
+        "bench": "failover", "case": "mojim", "part": part, "mode": "sync",
+        "transport": "tcp", "bytes": bytes, "threads": 1,
+        "median_us": median * 1000.0, "p99_us": worst * 1000.0,
+        "per_second": 1000.0 / median,
+    })
+}
+
 /// The cluster of one round.
 struct Cluster {
     config: Config,
@@ -195,5 +199,19 @@ impl Cluster {
                 after.split(' ').next()?.parse::<f64>().ok()
             })
             .ok_or_else(|| Failure::failed(format!("node {name} did not say why it took over")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_milliseconds() {
+        let rows = crate::all::adapters::failover("", &row("total", 1, (700.0, 900.0))).unwrap();
+        assert_eq!(
+            (rows[0].y, rows[0].high, &*rows[0].unit),
+            (700.0, Some(900.0), "ms")
+        );
     }
 }

@@ -509,4 +509,36 @@ mod tests {
         })
         .unwrap();
     }
+
+    #[test]
+    fn a_report_has_its_means_and_medians() {
+        let row = Row {
+            bench: "fams",
+            case: "mojim",
+            mode: "whole-region",
+            write_back: "auto",
+            pages: 16,
+            think_us: 4000,
+            mean_us: 200.0,
+            median_us: 150.0,
+            p99_us: 900.0,
+            store_us: 1.0,
+            settle_us: 2.0,
+            disk_bytes: Some(8192),
+            faster_than_large: Some(2.0),
+            faster_than_small: None,
+        };
+        let row = serde_json::to_value(&row).unwrap();
+        let rows = crate::all::adapters::fams("", &row).unwrap();
+        let got: Vec<_> = rows.iter().map(|r| (r.y, &*r.unit, &*r.marks[0])).collect();
+        let want = [
+            (200.0, "us", "mean"),
+            (150.0, "us", "median"),
+            (8192.0, "B", "disk"),
+        ];
+        assert_eq!(got, want);
+        assert_eq!(rows[0].series, "mojim whole-region, write_back auto");
+        assert_eq!(rows[0].ratio, Some(0.5), "of times, not of speeds");
+        assert!(rows.iter().all(|r| r.has("think 4000 us")));
+    }
 }

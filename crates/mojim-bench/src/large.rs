@@ -272,4 +272,21 @@ mod tests {
             assert!(rows.iter().all(|r| r.sync_us > 0.0 && r.store_us > 0.0));
         }
     }
+
+    #[test]
+    fn a_report_has_a_row_for_each_region() {
+        let row = Row {
+            bench: "large",
+            tracker: "uffd".into(),
+            region_mib: 4096,
+            resident_mib: 4096,
+            sync_us: 1700.0,
+            store_us: 1.0,
+            times: 40.0,
+            times_with_store: 39.0,
+        };
+        let row = serde_json::to_value(&row).unwrap();
+        let rows = crate::all::adapters::large("", &row).unwrap();
+        assert_eq!((rows[0].y, rows[0].ratio), (1700.0, Some(40.0)));
+    }
 }

@@ -19,6 +19,7 @@
 //! - [`heap`], [`sync`], [`group`], [`tls`], [`fams`], [`large`], [`log`], [`nvmm`], [`tx`] the
 //!   benchmarks.
 //! - [`command`] their command lines.
+//! - [`all`] all of them, one after the other, and one report.
 //! - [`failover`], [`tiers`], [`latency`], [`on_mounts`] benchmarks of whole clusters.
 //! - [`demo`] the demonstration.
 //! - [`processes`] the processes of these, which end with them.
@@ -32,6 +33,7 @@
 //!
 //! The program calls [`peers::maybe_run_peer`] first thing in `main`.
 
+pub mod all;
 mod cluster;
 pub mod command;
 pub mod demo;

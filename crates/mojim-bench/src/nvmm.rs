@@ -89,8 +89,10 @@ pub fn run(o: &NvmmOptions) -> io::Result<()> {
     let machine = Machine::measured();
     for model in memories {
         let emulator = Emulator::new(model, o.strict, machine.clone());
-        if !o.json {
-            println!("{}", emulator.describe());
+        // Programs that read the rows get the model beside them.
+        match o.json {
+            true => eprint!("{}", emulator.describe()),
+            false => println!("{}", emulator.describe()),
         }
         one_memory(o, &emulator)?;
     }

@@ -55,6 +55,9 @@ pub struct Row {
     pub p999_us: Option<f64>,
     /// Operations per second, of all threads.
     pub per_second: f64,
+    /// How many operations there were. 0: it is not said.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub count: u64,
     /// Operations of the thread that got the least of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least: Option<u64>,
@@ -89,6 +92,7 @@ impl Row {
             p99_us: rounded(summary.p99_us, 1e3),
             p999_us: None,
             per_second: rounded(summary.per_second, 10.0),
+            count: summary.count,
             least: None,
             most: None,
             state: None,
@@ -162,6 +166,10 @@ impl Row {
         serde_json::to_writer(&mut *out, self)?;
         out.write_all(b"\n")
     }
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn rounded(value: f64, per_one: f64) -> f64 {
@@ -295,8 +303,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                r#"{"bench":"sync","case":"raw-link","mode":"-","transport":"tcp","bytes":64,"threads":1,"median_us":2.5,"p99_us":10.0,"per_second":400000.0}"#,
-                r#"{"bench":"sync","case":"mojim","mode":"sync-flush","transport":"shm","bytes":4096,"threads":4,"median_us":2.5,"p99_us":10.0,"per_second":400000.0,"state":"fast","ratio":1.123,"ratio_to":"raw-link"}"#,
+                r#"{"bench":"sync","case":"raw-link","mode":"-","transport":"tcp","bytes":64,"threads":1,"median_us":2.5,"p99_us":10.0,"per_second":400000.0,"count":9}"#,
+                r#"{"bench":"sync","case":"mojim","mode":"sync-flush","transport":"shm","bytes":4096,"threads":4,"median_us":2.5,"p99_us":10.0,"per_second":400000.0,"count":9,"state":"fast","ratio":1.123,"ratio_to":"raw-link"}"#,
             ]
         );
         let back: Vec<Row> = lines

@@ -553,3 +553,50 @@ impl Touch {
         Ok(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::all::adapters::tiers;
+
+    #[test]
+    fn a_report_has_times_and_bytes_of_copies_and_times_of_sync_points() {
+        let figures = CopyFigures {
+            plain: 1.0,
+            resync: 2.0,
+            rejoin: 0.5,
+            full: 1e9,
+            moved: 1e7,
+        };
+        let rows = figures.rows(1e9).map(|mut row| {
+            row["bytes"] = json!(1_000_000_000);
+            tiers("", &row).unwrap()
+        });
+        let rows = rows.concat();
+        let got: Vec<_> = rows
+            .iter()
+            .map(|r| (&*r.series, r.y, &*r.unit, r.ratio))
+            .collect();
+        let want = [
+            ("plain-copy", 1.0, "s", None),
+            ("resync", 2.0, "s", Some(2.0)),
+            ("resync", 1e9, "B", None),
+            ("rejoin", 0.5, "s", None),
+            ("rejoin", 1e7, "B", Some(0.01)),
+        ];
+        assert_eq!(got, want);
+        let audit = json!({ "case": "chain", "records": 9 });
+        assert_eq!(tiers("", &audit), Ok(Vec::new()));
+        // As `latency.rs` prints it, with what is added here.
+        let sync = json!({
+            "bytes": 4096, "case": "chain", "median_us": 21.0, "p99_us": 60.0, "count": 40,
+            "ratio": 1.8, "ratio_to": "sync-sec", "transport": "tcp", "claimed": false,
+        });
+        let rows = tiers("", &sync).unwrap();
+        assert_eq!(
+            (rows[0].series.as_str(), rows[0].ratio),
+            ("chain, tcp", Some(1.8))
+        );
+        assert!(rows[0].has("not claimed"));
+    }
+}

@@ -11,6 +11,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use mojim_cli::docs::{Completions, Man};
 use mojim_cli::failure::{Done, Failure};
 
+use crate::all::All;
 use crate::command::Measure;
 use crate::demo::Demo;
 use crate::emulated::EmulatedNode;
@@ -33,6 +34,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum What {
+    All(All),
     #[command(flatten)]
     Measure(Measure),
     Programs(Programs),
@@ -79,6 +81,7 @@ fn all() -> clap::Command {
 
 fn run(what: What) -> Done {
     match what {
+        What::All(a) => a.run(),
         What::Measure(m) => m.run().map(|()| 0).map_err(|e| match e.kind() {
             ErrorKind::InvalidInput => Failure::usage(e.to_string()),
             _ => Failure::from(e),
@@ -113,6 +116,21 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `mojim bench all` runs this program by these words.
+    #[test]
+    fn the_words_of_the_plan_are_words_of_this_program() {
+        use crate::all::plan::{Length, PLAN};
+        let lengths = [Length::Tiny, Length::Quick, Length::Standard, Length::Paper];
+        for part in PLAN.iter().flat_map(|p| p.parts) {
+            for words in lengths.into_iter().filter_map(|l| part.words(l)) {
+                let program = ["mojim-bench".to_owned()].into_iter();
+                let all = program.chain(words.clone());
+                let all = all.chain(["--json", "--dir", "/tmp"].map(str::to_owned));
+                assert!(Cli::try_parse_from(all).is_ok(), "{words:?}");
+            }
+        }
+    }
 
     /// `mojim --help` has them from another place than their own help.
     #[test]
