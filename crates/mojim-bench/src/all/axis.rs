@@ -60,6 +60,14 @@ impl Axis {
         }
     }
 
+    /// The unit as it stands at the axis.
+    pub(crate) fn unit(&self, unit: &str) -> String {
+        match self.is_log {
+            true => format!("{unit}, logarithmic"),
+            false => unit.to_owned(),
+        }
+    }
+
     /// Where a value lies between both ends: 0 to 1.
     pub(crate) fn part(&self, value: f64) -> f64 {
         (self.at(value) - self.low) / (self.high - self.low)
@@ -99,6 +107,7 @@ mod tests {
         let wide = Axis::of(&[2.0, 3000.0], true);
         assert!(wide.is_log);
         assert_eq!((wide.low, wide.high), (0.0, 4.0));
+        assert_eq!(wide.unit("us"), "us, logarithmic");
         assert_eq!(wide.value(wide.at(70.0)).round(), 70.0);
         assert!(!Axis::of(&[0.0, 3000.0], true).is_log, "0 has no logarithm");
         assert!(Axis::of(&[-2.0, 3.0], true).low <= -2.0);

@@ -111,7 +111,7 @@ pub(crate) const PLAN: [Planned; 16] = [
             "nvmm",
             [
                 "--rounds 1 --ops 2 --sizes 64,4096",
-                "--memory NVMM-Raw,PDRAM --rounds 10 --ops 20",
+                "--memory NVMM-Raw,PDRAM --rounds 5 --ops 20",
                 "--memory NVMM-Raw,PDRAM,PM-Lat,PM-BW,NVMM-WOF,NVMM-Opt,PMEP --rounds 80",
                 "--memory NVMM-Raw,PDRAM,PM-Lat,PM-BW,NVMM-WOF,NVMM-Opt,PMEP --rounds 200",
             ],

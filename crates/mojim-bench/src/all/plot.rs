@@ -174,7 +174,7 @@ fn over_numbers(area: &Area<'_>, rows: &[Row]) -> Drawn {
     chart
         .configure_mesh()
         .x_desc(&*rows[0].x_unit)
-        .y_desc(&*rows[0].unit)
+        .y_desc(y.unit(&rows[0].unit))
         .label_style(font(16))
         .axis_desc_style(font(16))
         .bold_line_style(GREY.mix(0.3))
@@ -244,10 +244,10 @@ fn beside_words(area: &Area<'_>, rows: &[Row]) -> Drawn {
             HPos::Left,
         )?;
     }
-    let unit = &rows[0].unit;
+    let unit = axis.unit(&rows[0].unit);
     write(
         area,
-        unit,
+        &unit,
         (WIDTH - 8, bottom + LINE + LINE / 2),
         HPos::Right,
     )
