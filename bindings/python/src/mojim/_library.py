@@ -1,6 +1,10 @@
 """libmojim.so, opened, and its errors.
 
-Owns the mapping from errno to the exceptions. `_abi.py` is made by `declarations.py`.
+Owns the choice of the library, and the mapping from errno to the exceptions. `_abi.py` is made by
+`declarations.py`.
+
+Invariant: the package brings no second libmojim.so into a process. It takes one that is loaded,
+whether `mojim run --preload` or another module loaded it. Else it takes its own.
 """
 
 import errno
@@ -16,18 +20,52 @@ _T = TypeVar("_T", bound=type)
 
 
 def _open() -> Any:
+    # Never unloaded: its threads run, and what is attached is finished at the very end of
+    # the process, behind every handler that Python runs then.
+    flags = os.RTLD_NOW | os.RTLD_NODELETE
+    try:
+        return ffi.dlopen("libmojim.so", flags | os.RTLD_NOLOAD)
+    except OSError:
+        pass
     path = os.environ.get("MOJIM_LIBRARY")
     if path is None:
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libmojim.so")
     try:
-        # Never unloaded: its threads run, and what is attached is finished at the very end of
-        # the process, behind every handler that Python runs then.
-        return ffi.dlopen(path, os.RTLD_NOW | os.RTLD_NODELETE)
+        return ffi.dlopen(path, flags)
     except OSError as e:
         raise ImportError(f"libmojim.so cannot be loaded: {e}", path=path) from None
 
 
+def _refuse_an_older(library: Any) -> None:
+    """Raises ImportError if a function that the package uses is not in ``library``."""
+    addresses, missing = [], []
+    for name in dir(library):
+        try:
+            addresses.append(int(ffi.cast("uintptr_t", getattr(library, name))))
+        except ffi.error:
+            missing.append(name)
+    if not missing:
+        return
+    path = _file_at(addresses[0]) if addresses else "libmojim.so"
+    raise ImportError(
+        f"{path} is older than this package: it has no {missing[0]}. The process uses this "
+        f"library. Take the package and the library from one build of Mojim",
+        path=path,
+    )
+
+
+def _file_at(address: int) -> str:
+    """The file that is mapped at ``address``."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(n, 16) for n in line.split(" ", 1)[0].split("-"))
+            if first <= address < last:
+                return line.split(None, 5)[-1].strip()
+    return "libmojim.so"
+
+
 lib: Any = _open()
+_refuse_an_older(lib)
 __version__: str = ffi.string(lib.mojim_version()).decode()
 
 
