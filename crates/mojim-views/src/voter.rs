@@ -89,7 +89,7 @@ impl RegisterVoter {
         }
     }
 
-    fn part(&self) -> Result<Arc<RaftViews>> {
+    pub(crate) fn part(&self) -> Result<Arc<RaftViews>> {
         lock(&self.part).clone().map_err(Error::Poisoned)
     }
 
@@ -105,11 +105,13 @@ impl RegisterVoter {
                     let Some(Error::Poisoned(why)) = part.failed() else {
                         continue;
                     };
+                    // Before it is said: a caller who knows of it finds no part that is being
+                    // stopped.
+                    *lock(&self.part) = Err(why.clone());
                     error!(
                         node = %me, code = "votes_lost",
                         "this node does not vote on views: {why}. It is tried again every second"
                     );
-                    *lock(&self.part) = Err(why);
                     part.stop();
                 }
                 // Its votes and entries must be there: a voter that comes back without
@@ -131,10 +133,10 @@ impl RegisterVoter {
                     }
                     Err(e) => {
                         let why = e.to_string();
-                        if lock(&self.part).as_ref().err() != Some(&why) {
+                        let before = std::mem::replace(&mut *lock(&self.part), Err(why.clone()));
+                        if before.err().as_ref() != Some(&why) {
                             error!(node = %me, code = "votes_lost", "this node does not vote on views: {why}");
                         }
-                        *lock(&self.part) = Err(why);
                     }
                 },
             }
