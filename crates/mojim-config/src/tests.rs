@@ -788,6 +788,183 @@ fn every_key_is_documented() {
     assert_eq!(rows, keys);
 }
 
+/// Key and default of each row in the tables of keys in `docs/reference/configuration.md`.
+fn documented_defaults() -> Vec<(String, String)> {
+    let documents = documents();
+    let mut all = documents.iter();
+    let is_it = |(name, _): &&(String, String)| name.ends_with("/reference/configuration.md");
+    let (_, text) = all.find(is_it).unwrap();
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.strip_prefix("| `")?.split(" | ").collect();
+        let key = cells[0].trim_end_matches('`');
+        Some((key.to_owned(), cells[1].to_owned()))
+    };
+    text.lines().filter_map(row).collect()
+}
+
+/// As the document writes a time.
+fn time(d: Duration) -> String {
+    match d.as_micros() {
+        n if n % 1_000_000 == 0 => format!("{} s", n / 1_000_000),
+        n if n % 1000 == 0 => format!("{} ms", n / 1000),
+        n => format!("{n} µs"),
+    }
+}
+
+fn mib(n: u64) -> String {
+    format!("{} MiB", n >> 20)
+}
+
+fn none_or<T>(none: &str, value: &Option<T>) -> String {
+    assert!(value.is_none(), "it has a default");
+    none.to_owned()
+}
+
+/// A file that names what is required only: three voters, and volumes with a mirror and without.
+const REQUIRED: &str = r#"cluster = "c"
+[volume.alone]
+primary = "a"
+[volume.pair]
+primary = "a"
+mirror = "b"
+[node.a]
+address = "127.0.0.1:1"
+directory = "/a"
+[node.b]
+address = "127.0.0.1:2"
+directory = "/b"
+[node.w]
+address = "127.0.0.1:3"
+directory = "/w"
+role = "witness"
+"#;
+
+/// `REQUIRED` with each `from` replaced.
+fn required_with(replaced: &[(&str, &str)]) -> Config {
+    let text = replaced
+        .iter()
+        .fold(REQUIRED.to_owned(), |text, (from, to)| {
+            assert!(text.contains(from), "{from}");
+            text.replace(from, to)
+        });
+    parse(&text).unwrap()
+}
+
+/// A default was changed in the code, and the document kept the old one.
+#[test]
+fn documented_defaults_are_those_of_the_code() {
+    let config = required_with(&[]);
+    let pair = config.volume(Some("pair")).unwrap();
+    let alone = config.volume(Some("alone")).unwrap();
+    let node = config.node("a").unwrap();
+    let word = |w: &str| format!("`{w}`");
+    let required = |from: &str| {
+        parse(&REQUIRED.replacen(from, "", 1)).expect_err(from);
+        "required".to_owned()
+    };
+    let keys = [("cluster = \"c\"\n", "cluster = \"c\"\nkeys = \"/k\"\n")];
+    let open = [(
+        "cluster = \"c\"\n",
+        "cluster = \"c\"\nkeys = \"/k\"\nencrypt = false\n",
+    )];
+    let encrypts = |config: Config| config.volume(Some("pair")).unwrap().encrypt;
+    let (as_given, else_not) = (
+        encrypts(required_with(&keys)),
+        encrypts(required_with(&open)),
+    );
+    assert!(!pair.encrypt && !else_not);
+    for mode in ["mode = \"sync\"", "mirror = \"b\"\nmode = \"unreplicated\""] {
+        parse(&REQUIRED.replacen("mirror = \"b\"", mode, 1)).expect_err(mode);
+    }
+    let mirror = "required, refused in `unreplicated`".to_owned();
+    let by_hand = required_with(&[("role = \"witness\"\n", "vote = false\n")]);
+    let by_hand = by_hand.volume(Some("pair")).unwrap().failover;
+    assert_eq!(alone.failover, by_hand);
+    let logs = ["\"/a\"\n", "\"/b\"\n"].map(|d| (d, format!("{d}log.size = \"1GiB\"\n")));
+    let large = required_with(&logs.each_ref().map(|(from, to)| (*from, &**to)));
+    let large = large.volume(Some("pair")).unwrap().secondary_threshold;
+    assert_eq!(pair.secondary_threshold, node.log.size / 2);
+    let bounded = required_with(&[("mirror", "memory = \"1MiB\"\nmirror")]);
+    let bounded = bounded.volume(Some("pair")).unwrap().tracker;
+    let log = format!(
+        "`{{ medium = \"{}\", size = \"{}\" }}`",
+        node.log.medium,
+        mib(node.log.size).replace(' ', "")
+    );
+    let or = |word: &str, or: &str| format!("`{word}`, or `{or}` where memory is bounded");
+    let expected = [
+        ("cluster", required("cluster = \"c\"\n")),
+        ("keys", none_or("none", &config.keys)),
+        ("encrypt", format!("{as_given} with `keys`")),
+        ("insecure_network", config.insecure_network.to_string()),
+        ("heartbeat", time(config.heartbeat)),
+        ("failure_limit", time(config.failure_limit)),
+        (
+            "mode",
+            format!("`{}` with a mirror, else `{}`", pair.mode, alone.mode),
+        ),
+        ("primary", required("primary = \"a\"\n")),
+        ("mirror", mirror),
+        ("backups", none_or("none", &pair.backups.first())),
+        (
+            "secondary_threshold",
+            format!(
+                "{}, or half of the smallest log of a connection if that is less",
+                mib(large)
+            ),
+        ),
+        (
+            "copy_streams",
+            none_or("half of the sender's cores, at most 4", &pair.copy_streams),
+        ),
+        (
+            "failover",
+            format!(
+                "`{}` with three voters and a mirror, else `{by_hand}`",
+                pair.failover
+            ),
+        ),
+        ("fallback", word(pair.fallback.as_str())),
+        ("connections", pair.connections.to_string()),
+        ("transport", word(pair.transport.as_str())),
+        ("encrypt", "as at the top".to_owned()),
+        ("spin", time(pair.spin)),
+        ("resend_timeout", time(pair.resend_timeout)),
+        ("resend_attempts", pair.resend_attempts.to_string()),
+        (
+            "checkpoint_threshold",
+            pair.checkpoint_threshold.to_string(),
+        ),
+        ("write_back", word(pair.write_back.as_str())),
+        ("write_back_pages", pair.write_back_pages.to_string()),
+        ("msync_rounding", word(pair.rounding.as_str())),
+        ("tracker", or(pair.tracker.as_str(), bounded.as_str())),
+        ("working", word(pair.working.as_str())),
+        ("memory", none_or("no bound", &pair.memory)),
+        (
+            "max_uncommitted",
+            none_or("no bound", &pair.max_uncommitted),
+        ),
+        ("address", required("address = \"127.0.0.1:1\"\n")),
+        ("directory", required("directory = \"/a\"\n")),
+        ("role", word(node.role.as_str())),
+        ("vote", node.vote.to_string()),
+        ("rack", none_or("none", &node.rack)),
+        ("ring", word(node.ring.to_str().unwrap())),
+        ("log", log),
+        ("replaces", none_or("none", &node.replaces.first())),
+        ("medium", word(node.log.medium.as_str())),
+        ("emulate", none_or("none", &node.log.emulate)),
+        (
+            "path",
+            none_or("in `directory`, with `dram` in `ring`", &node.log.path),
+        ),
+        ("size", mib(node.log.size)),
+    ];
+    let expected: Vec<_> = expected.map(|(k, v)| (k.to_owned(), v)).into();
+    assert_eq!(documented_defaults(), expected);
+}
+
 #[test]
 fn silence_is_several_heartbeats() {
     let beat = "\"20ms\"";
