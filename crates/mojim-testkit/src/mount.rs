@@ -40,11 +40,17 @@ pub struct Mount {
 impl Mount {
     /// One that waits until its node is the primary.
     pub fn waiting(home: &Home, node: &str) -> Mount {
+        Mount::waiting_with(home, node, &[])
+    }
+
+    /// The same, with more arguments.
+    pub fn waiting_with(home: &Home, node: &str, args: &[&str]) -> Mount {
         let at = home.dir.join(format!("at-{node}"));
         fs::create_dir_all(&at).unwrap();
         let uring = uring();
-        let args = ["--name", node, "--wait", &uring, at.to_str().unwrap()];
-        let process = home.start("mount", &args, &format!("mount-{node}"));
+        let all = ["--name", node, "--wait", &uring, at.to_str().unwrap()];
+        let all = [&all, args].concat();
+        let process = home.start("mount", &all, &format!("mount-{node}"));
         let over = false;
         Mount { process, at, over }
     }

@@ -36,7 +36,7 @@ impl Cluster {
             format!("{}encrypt = {e}\n", home.keys_line())
         });
         t += &format!(
-            "cluster = \"failover\"\nheartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
+            "cluster = \"failover\"\nheartbeat = \"100ms\"\nfailure_limit = \"1s\"\n\
              [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n"
         );
         let (data, witnesses): (&[_], &[_]) = match backup {

@@ -489,7 +489,7 @@ impl Cluster {
     fn text(&self, ports: &[u16]) -> String {
         let mode = self.mode;
         let mut t = format!(
-            "cluster = \"pairs\"\nheartbeat = \"50ms\"\nfailure_limit = \"3s\"\n\
+            "cluster = \"pairs\"\nheartbeat = \"200ms\"\nfailure_limit = \"3s\"\n\
              [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nresend_timeout = \"500ms\"\n"
         );
         // Longer than a machine stands still; with a register, than a change of

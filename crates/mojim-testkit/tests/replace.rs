@@ -16,7 +16,7 @@ fn cluster(head: &str, backup: bool) -> Home {
     let home = Home::new("replace", 5);
     let port = |i: usize| home.ports[i].number;
     let mut t = format!(
-        "{head}cluster = \"replace\"\nheartbeat = \"50ms\"\nfailure_limit = \"3s\"\n\
+        "{head}cluster = \"replace\"\nheartbeat = \"200ms\"\nfailure_limit = \"3s\"\n\
          # The only volume.\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n"
     );
     if backup {

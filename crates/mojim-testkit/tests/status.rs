@@ -59,7 +59,7 @@ impl Cluster {
     fn new() -> Cluster {
         // A busy machine may stand still for seconds: whoever takes over then is a finding of
         // its own.
-        Cluster::with("failure_limit = \"4s\"\nheartbeat = \"50ms\"\n", "")
+        Cluster::with("failure_limit = \"4s\"\nheartbeat = \"200ms\"\n", "")
     }
 
     /// Nobody promotes but an operator.
