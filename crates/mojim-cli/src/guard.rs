@@ -26,7 +26,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::failure::{Done, Failure};
 use crate::mount_lifetime::{CUT_OFF, end_users};
 use crate::namespace::below;
-use crate::runs_mount::{Begun, FAILED, device_of};
+use crate::run_note;
+use crate::runs_mount::{Begun, device_of};
 use crate::signals;
 
 /// The exit code of a process that panicked.
@@ -100,9 +101,7 @@ fn note(at: &Path, status: ExitStatus) {
     let why = format!(
         "the process of their mount died ({status}): changes that they had not synced are lost, and running programs were killed"
     );
-    if let Err(e) = std::fs::write(at.with_file_name(FAILED), why) {
-        tracing::error!("writing a note about the end of the mount: {e}");
-    }
+    run_note::write(at.parent().unwrap_or(Path::new("/")), &why);
 }
 
 /// A service manager may know of this process only.

@@ -66,6 +66,7 @@ mod promote;
 mod repair;
 mod replace;
 mod run;
+mod run_note;
 mod runs_mount;
 pub mod signals;
 pub mod status;

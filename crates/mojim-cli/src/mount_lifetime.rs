@@ -25,7 +25,8 @@ use mojim_mount::Mounted;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Done, Failure};
-use crate::runs_mount::{Device, FAILED, device_of, open_own, try_lock};
+use crate::run_note;
+use crate::runs_mount::{Device, device_of, open_own, try_lock};
 use crate::signals;
 
 /// The exit code of a mount that ended under the programs that use it.
@@ -225,9 +226,7 @@ impl Users {
 
     /// Leaves word for the next `mojim run`.
     fn note(&self, why: &str) {
-        if let Err(e) = std::fs::write(self.dir.join(FAILED), why) {
-            tracing::error!("writing a note about the commit that failed: {e}");
-        }
+        run_note::write(&self.dir, why);
     }
 }
 

@@ -44,6 +44,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, say_on_stderr};
 use crate::interval::{Interval, interval};
+use crate::run_note;
 
 /// How long a wait goes on before a person is told of it.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -60,9 +61,6 @@ const ID: &str = "--run-id=";
 const NOTE: usize = 256;
 /// A log that is larger is begun anew by the next mount.
 const MOST_LOG: u64 = 1 << 20;
-
-/// The file with what the last mount could not commit; nodes read it for `mojim status`.
-pub use mojim_replica::layout::RUN_FAILED as FAILED;
 
 /// The exit code of a mount that may succeed later.
 pub const LATER: u8 = 75;
@@ -301,19 +299,18 @@ impl RunsMount {
 
     /// What the last mount could not commit was told to nobody.
     fn say_what_failed(&self) {
-        let path = self.dir.join(FAILED);
         if let Some(text) = self.failed() {
             say_on_stderr(&format!(
                 "volume {}: some changes of earlier programs were not committed when the last program ended: {text}",
                 self.volume
             ));
-            let _ = std::fs::remove_file(&path);
+            run_note::clear(&self.dir);
         }
     }
 
     /// What the last mount could not commit, or of what it died.
     pub fn failed(&self) -> Option<String> {
-        std::fs::read_to_string(self.dir.join(FAILED)).ok()
+        run_note::read(&self.dir)
     }
 
     fn lock(&self) -> Result<File, Failure> {
@@ -348,6 +345,7 @@ impl RunsMount {
         let options = options.create(true).append(true).mode(0o600);
         let options = options.custom_flags(libc::O_NOFOLLOW);
         let log = options.open(&path).map_err(log_at)?;
+        run_note::keep_room(&self.dir);
         let exe = std::env::current_exe()?;
         if log.metadata().map_err(log_at)?.len() > MOST_LOG {
             log.set_len(0).map_err(log_at)?;
