@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::failure::{Failure, say_on_stderr};
 use crate::heard;
+use crate::typed;
 
 /// How long a node may take to answer a short question.
 pub const SHORT: Duration = Duration::from_secs(3);
@@ -157,8 +158,9 @@ pub fn plain(e: &mojim::Error) -> String {
     }
 }
 
-/// Reads and checks the configuration.
+/// Reads and checks the configuration. Commands that are advised name this file from now on.
 pub fn load(path: &Path) -> Result<Config, Failure> {
+    typed::given(path);
     Ok(mojim_linux::trust::load(path)?)
 }
 

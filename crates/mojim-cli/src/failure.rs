@@ -14,6 +14,8 @@ use std::io::{self, Write};
 
 use mojim_format::shown::shown;
 
+use crate::typed::typed;
+
 /// Why a subcommand failed.
 #[derive(Debug)]
 pub struct Failure {
@@ -70,7 +72,7 @@ impl Failure {
 /// a failure.
 pub fn say_on_stderr(text: &str) {
     let mut err = io::stderr().lock();
-    for line in text.lines() {
+    for line in typed(text).lines() {
         let _ = writeln!(err, "mojim: {}", shown(line));
     }
 }

@@ -22,12 +22,13 @@
 //! `log.rs` writes the lines of the daemon's log.
 //!
 //! `mount.rs` is `mojim mount`, and `mount_helper.rs` the same for mount(8). `guard.rs` watches the
-//! process of a mount, `below.rs` covers the directory of one that waits. `interval.rs` reads
-//! `--commit-interval`.
+//! process of a mount, `below.rs` covers the directory of one that waits. `run_note.rs` keeps the
+//! cause of a mount's end. `interval.rs` reads `--commit-interval`.
 //!
 //! One subcommand each: `append.rs`, `clean.rs`, `config.rs`, `heap.rs`, `keys.rs`, `promote.rs`,
 //! `replace.rs`. `import_export.rs` and `docs.rs` have two. All share `failure.rs` (exit codes),
-//! `output.rs` (text and JSON) and `signals.rs`.
+//! `output.rs` (text and JSON) and `signals.rs`. `typed.rs` puts the configuration file into the
+//! commands that messages advise.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -71,6 +72,7 @@ mod runs_mount;
 pub mod signals;
 pub mod status;
 pub mod supervise;
+mod typed;
 mod unasked;
 mod verify;
 

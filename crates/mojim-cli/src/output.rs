@@ -5,9 +5,14 @@ use std::io::{self, Write};
 use mojim_format::shown::{shown_json, shown_lines};
 use serde_json::Value;
 
+use crate::typed::typed;
+
 /// Prints lines.
 pub fn text(lines: &str) -> io::Result<()> {
-    io::stdout().lock().write_all(shown_lines(lines).as_bytes())
+    let lines = typed(lines);
+    io::stdout()
+        .lock()
+        .write_all(shown_lines(&lines).as_bytes())
 }
 
 /// Prints a JSON document on one line.

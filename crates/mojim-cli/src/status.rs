@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mojim_config::{Config, Failover, MediumKind, Mode, Node, Volume};
+use mojim_linux::Os;
 use mojim_replica::request::Request;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +17,7 @@ use crate::health::{
 };
 use crate::heard;
 use crate::output;
+use crate::typed::typed;
 
 /// The version of the document of `--json`. It grows when a key changes its meaning or goes, not when
 /// one is new.
@@ -92,6 +94,8 @@ impl Status {
         if let Some(v) = &self.volume {
             config.volume(Some(v))?;
         }
+        // Without keys of its own this command would call every node silent.
+        Os::asking(&config)?;
         let mut all = gather(&config, self.volume.as_deref());
         if let Some(lsn) = self.lsn {
             let persists = |n: &str| {
@@ -238,11 +242,19 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Val
         "volume": v.name,
         "mode": v.mode.as_str(),
         "ok": findings.is_empty(),
-        "ills": findings.iter().map(|i| dated(i.to_json(&v.name), &nodes)).collect::<Vec<_>>(),
+        "ills": findings.iter().map(|i| dated(to_type(i.to_json(&v.name)), &nodes)).collect::<Vec<_>>(),
         "nodes": nodes,
         "voters": voters.iter().map(vote).collect::<Vec<_>>(),
     });
     (row, passes)
+}
+
+/// A finding whose commands can be typed.
+fn to_type(mut finding: Value) -> Value {
+    for key in ["text", "do"] {
+        finding[key] = json!(typed(finding[key].as_str().unwrap_or("")));
+    }
+    finding
 }
 
 /// A finding with the code of its event, and since when it has been so, in milliseconds since 1970, where
@@ -355,9 +367,11 @@ fn voters(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Vec<Vote
         let full = || {
             let free = answer["free"].as_u64().filter(|f| *f < VOTES)?;
             Some(format!(
-                "node {}: {} KiB are free in its directory, where the votes on views go",
+                "node {}: {} KiB are free in {}, where the votes on views go. It should have {} KiB more",
                 n.name,
-                free >> 10
+                free >> 10,
+                n.directory.display(),
+                (VOTES - free).div_ceil(1 << 10)
             ))
         };
         let why = answer["error"].as_str().map(str::to_owned).or_else(full);

@@ -16,6 +16,7 @@ use crate::compare::{compare, compare_all, count};
 use crate::failure::{Done, Failure};
 use crate::output;
 use crate::status::{gather, holders};
+use crate::typed::typed;
 
 /// Compare the copies of a volume on its nodes. A program may be attached.
 ///
@@ -96,7 +97,7 @@ impl Verify {
         if !found.differences.is_empty() {
             let advice = Advice::of(&config, volume, Duration::from_secs(self.wait));
             json["odd"] = json!(advice.odd);
-            json["do"] = json!(advice.todo);
+            json["do"] = json!(typed(&advice.todo));
             text = format!("{}\n{}", shown(&text), advice.text());
         }
         let unmanaged = unmanaged_files(&config, volume);

@@ -58,12 +58,13 @@ impl Os {
 
     /// This machine, as `subject` of a cluster: in one with keys, connections
     /// over TCP prove that this end is `subject`, and that the other end is the
-    /// node that the configuration has there.
+    /// node that the configuration has there. Keys that cannot be used are an error of the
+    /// configuration.
     pub fn of(config: &Config, subject: &Subject) -> Result<Os> {
         let mut os = Os::new().context(|| "starting".into())?;
         if let Some(dir) = &config.keys {
-            let keys = Keys::load(config, dir, subject);
-            os.keys = Some(keys.context(|| format!("the keys of {subject}"))?);
+            let unfit = |e| mojim_env::Error::Config(format!("the keys of {subject}: {e}"));
+            os.keys = Some(Keys::load(config, dir, subject).map_err(unfit)?);
         }
         Ok(os)
     }

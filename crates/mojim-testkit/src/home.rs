@@ -81,6 +81,14 @@ impl Home {
         fs::write(self.file(), text).unwrap();
     }
 
+    /// A command as a message advises it: with this configuration file.
+    pub fn advised(&self, command: &str, more: &str) -> String {
+        format!(
+            "`mojim {command} --config {} {more}`",
+            self.file().display()
+        )
+    }
+
     pub fn file(&self) -> PathBuf {
         self.dir.join("mojim.toml")
     }

@@ -240,7 +240,7 @@ fn an_attach_asks_every_node_that_answers_for_the_view() {
         let why = text(&out.stderr);
         let says = [
             "it follows node b, which is alive",
-            "`mojim promote --name b`",
+            &c.advised("promote", "--name b"),
         ];
         says.iter().all(|s| why.contains(s)).then_some(())
     });
@@ -276,7 +276,7 @@ fn an_attach_asks_every_node_that_answers_for_the_view() {
     let (_a, _b, _c) = (c.node("a"), c.node("b"), c.node("c"));
     let said = refused(&c, "b");
     assert!(
-        said.contains("is new") && said.contains("promote --force --name c"),
+        said.contains("is new") && said.contains(&c.advised("promote", "--force --name c")),
         "{said}"
     );
     await_that("the promotion", || {
@@ -428,7 +428,7 @@ fn an_empty_primary_does_not_take_a_copy_that_lags_for_everything() {
         let said = refused(&c, "a");
         assert!(said.contains("up to LSN"), "{said}");
         assert!(
-            said.contains("`mojim promote --volume v --name b`"),
+            said.contains(&c.advised("promote", "--volume v --name b")),
             "{said}"
         );
     }

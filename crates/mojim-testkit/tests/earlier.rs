@@ -267,7 +267,7 @@ fn an_older_log_is_not_taken_for_all_there_was() {
             Ok((_, found)) => panic!("it attached, with {found} of {acknowledged} entries"),
             Err(said) => said,
         };
-        for what in ["v.log.0", "were acknowledged", "promote --force"] {
+        for what in ["v.log.0", "were acknowledged", "mojim promote", " --force "] {
             assert!(said.contains(what), "{what:?}: {said}");
         }
     }
@@ -318,7 +318,7 @@ fn an_older_log_is_named_without_a_program() {
         || c.status().to_string() + &c.logs(),
         || Some(c.says("a")["error"].as_str()?.to_owned()),
     );
-    for what in ["v.log.0", "were acknowledged", "promote --force"] {
+    for what in ["v.log.0", "were acknowledged", "mojim promote", " --force "] {
         assert!(said.contains(what), "{what:?}: {said}");
     }
     let out = c.mojim("status", &[]);

@@ -259,8 +259,8 @@ fn who_took_over_and_lost_its_copy_is_not_waited_for() {
         || c.status().to_string(),
         || {
             let all = text(&c.mojim("status", &[]).stdout);
-            all.contains("`mojim promote --name a --wait`")
-                .then_some(())
+            let advised = c.advised("promote", "--name a --wait");
+            all.contains(&advised).then_some(())
         },
     );
     promotes(&c, &["--name", "a"]);
@@ -730,8 +730,8 @@ fn a_mirror_that_has_less_than_a_backup_knows_of_does_not_take_over() {
             let out = c.mojim("promote", &["--name", "b"]);
             let said = text(&out.stderr);
             assert_eq!(out.status.code(), Some(1), "{said}");
-            said.contains("promote --force --volume v --name c")
-                .then_some(())
+            let advised = c.advised("promote", "--force --volume v --name c");
+            said.contains(&advised).then_some(())
         },
     );
     promotes(&c, &["--name", "c", "--force", "--yes"]);

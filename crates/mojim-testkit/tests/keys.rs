@@ -156,6 +156,30 @@ fn the_command_makes_keys_and_overwrites_none() {
     assert!(text(&out.stderr).contains("add keys ="));
 }
 
+/// `mojim status` without a certificate said that no node answers, and ended as with a finding. A
+/// daemon without its own ended as one that failed.
+#[test]
+fn own_keys_that_cannot_be_used_are_a_mistake_of_the_configuration() {
+    let c = Pair::new("sync", "").made();
+    for file in ["client.pem", "node.a.pem", "node.b.pem"] {
+        fs::remove_file(c.dir.join("keys").join(file)).unwrap();
+    }
+    for (command, more, file, renew) in [
+        ("status", &[][..], "client.pem", "--renew-client"),
+        ("node", &["--name", "a"], "node.a.pem", "--renew a"),
+    ] {
+        let out = c.mojim(command, more);
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        let path = c.dir.join("keys").join(file);
+        let says = [
+            format!("{}: there is no such file", path.display()),
+            c.advised("keys", renew),
+        ];
+        assert!(says.iter().all(|s| said.contains(s)), "{said}");
+    }
+}
+
 fn replicates(mode: &str, more: &str) {
     let c = Pair::new(mode, more).made();
     let mut a = c.node("a");
@@ -380,9 +404,10 @@ fn both_ends_need_keys() {
     let of = |file: &Path, what: &str| mojim(&[what, "--config", file.to_str().unwrap()]);
     let made = of(&other, "keys");
     assert!(made.status.success(), "{}", text(&made.stderr));
+    let renew = format!("`mojim keys --config {} --renew b`", other.display());
     for (file, advice) in [
         (&without, "use the file that the nodes have"),
-        (&other, "`mojim keys --renew b`"),
+        (&other, &*renew),
     ] {
         let said = text(&of(file, "status").stdout);
         assert!(said.contains(advice), "{said}");

@@ -327,7 +327,7 @@ fn a_backup_says_who_is_to_be_promoted_instead() {
     let c = Cluster::larger("sync");
     be_patient(&c);
     let _nodes = ["a", "b", "c", "w", "x"].map(|n| c.node(n));
-    let refused = |says: &[&str]| {
+    let refused = |says: &[String]| {
         await_that("the refusal", || {
             let out = c.mojim("promote", &["--name", "c"]);
             assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
@@ -335,20 +335,24 @@ fn a_backup_says_who_is_to_be_promoted_instead() {
             says.iter().all(|s| why.contains(s)).then_some(())
         });
     };
+    let promote = |more| c.advised("promote", more);
     let (p, _) = c.program("a", &["--entries", "1000000", "--pace", "2000"]);
     let p = p.read_on_counting();
     c.await_view("a", "a", Some("b"));
     refused(&[
-        "node c is a backup; volume v: it follows node b, which is alive",
-        "End the program on node a, if one is attached, then `mojim promote --name b`",
-        "`mojim promote --force --name c`",
+        "node c is a backup; volume v: it follows node b, which is alive".to_owned(),
+        format!(
+            "End the program on node a, if one is attached, then {}",
+            promote("--name b")
+        ),
+        promote("--force --name c"),
     ]);
     let Err(why) = c.try_program("c", &[]) else {
         panic!("a program is attached to a backup")
     };
     assert!(
         why.contains("node c is not the primary of volume v: a is")
-            && why.contains("`mojim promote --name b`, and run it on node b"),
+            && why.contains(&format!("{}, and run it on node b", promote("--name b"))),
         "{why}"
     );
     p.stop();

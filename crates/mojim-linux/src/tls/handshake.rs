@@ -17,10 +17,11 @@ use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, UnbufferedConnectionCommon, UnbufferedStatus,
 };
-use rustls::{CertificateError, ClientConfig, ConnectionTrafficSecrets, OtherError, ServerConfig};
+use rustls::{ClientConfig, ConnectionTrafficSecrets, ServerConfig};
 
 use super::keys::{ENCRYPTED, Keys, PLAIN};
 use super::records::{HEADER, MAX_RECORD, Rx, Tx};
+use super::words;
 use crate::error;
 use crate::net::Socket;
 use mojim_env::Conn;
@@ -88,24 +89,19 @@ pub(super) struct Handshake {
 }
 
 fn tls(e: rustls::Error) -> io::Error {
-    match e {
-        rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))) => error(
+    let (kind, before) = match &e {
+        rustls::Error::InvalidCertificate(_) => (
             io::ErrorKind::PermissionDenied,
-            format!("{}: {why}", unfit::CERTIFICATE),
+            format!("{}: ", unfit::CERTIFICATE),
         ),
-        rustls::Error::InvalidCertificate(why) => error(
+        rustls::Error::AlertReceived(_) => (
             io::ErrorKind::PermissionDenied,
-            format!("{}: {why}", unfit::CERTIFICATE),
+            format!("the other end {}: ", unfit::LINK),
         ),
-        rustls::Error::NoCertificatesPresented => {
-            error(io::ErrorKind::PermissionDenied, "it showed no certificate")
-        }
-        rustls::Error::AlertReceived(why) => error(
-            io::ErrorKind::PermissionDenied,
-            format!("the other end {} ({why:?})", unfit::LINK),
-        ),
-        e => error(io::ErrorKind::InvalidData, e.to_string()),
-    }
+        rustls::Error::NoCertificatesPresented => (io::ErrorKind::PermissionDenied, String::new()),
+        _ => (io::ErrorKind::InvalidData, String::new()),
+    };
+    error(kind, format!("{before}{}", words::of(&e)))
 }
 
 /// What both sides have in common.

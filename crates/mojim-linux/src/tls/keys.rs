@@ -28,6 +28,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
     ServerConfig, SignatureScheme,
@@ -35,6 +36,7 @@ use rustls::{
 
 use zeroize::{Zeroize, Zeroizing};
 
+use super::words;
 use crate::{disk, error, trust};
 use mojim_config::Config;
 
@@ -78,8 +80,19 @@ fn wrong(path: &Path, what: impl std::fmt::Display) -> io::Error {
 }
 
 /// Reads a file that nobody else can change; a secret one must be closed to other users.
-fn read(path: &Path, secret: bool) -> io::Result<Vec<u8>> {
-    let named = |e: io::Error| error(e.kind(), format!("{}: {e}", path.display()));
+/// `get`: how to get the right one.
+fn read(path: &Path, secret: bool, get: &str) -> io::Result<Vec<u8>> {
+    let named = |e: io::Error| {
+        let what = match e.kind() {
+            io::ErrorKind::NotFound => format!("there is no such file. {get}"),
+            io::ErrorKind::PermissionDenied => format!(
+                "user {} may not read it. Give the file to that user (chown), or run this as the file's owner",
+                rustix::process::geteuid().as_raw()
+            ),
+            _ => e.to_string(),
+        };
+        error(e.kind(), format!("{}: {what}", path.display()))
+    };
     let stat = rustix::fs::stat(path).map_err(|e| named(e.into()))?;
     if secret {
         let mode = stat.st_mode & 0o777;
@@ -108,6 +121,18 @@ fn provider() -> Arc<CryptoProvider> {
     })
 }
 
+/// How to get the file of this subject.
+fn how_to_get(config: &Config, subject: &Subject) -> String {
+    let (renew, file) = match subject {
+        Subject::Node(name) => (format!("--renew {name}"), format!("node.{name}.pem")),
+        Subject::Client => ("--renew-client".to_owned(), "client.pem".to_owned()),
+    };
+    format!(
+        "Where the certificates are made, `mojim keys --config {} {renew}` makes {file}: copy that file here",
+        config.path.display()
+    )
+}
+
 impl Drop for Keys {
     fn drop(&mut self) {
         // What rustls made of it goes with its configurations, as it is.
@@ -121,14 +146,22 @@ impl Keys {
         let authority = mojim_config::key_files::authority(dir);
         let own = mojim_config::key_files::certificate(dir, subject);
         trust::check_keys(dir)?;
+        let get = "Copy it from where the certificates are made";
         let mut roots = RootCertStore::empty();
-        let text = read(&authority, false)?;
-        let root = CertificateDer::from_pem_slice(&text).map_err(|e| wrong(&authority, e))?;
-        roots.add(root).map_err(|e| wrong(&authority, e))?;
-        let text = Zeroizing::new(read(&own, true)?);
+        let text = read(&authority, false, get)?;
+        let unfit = || wrong(&authority, format!("no certificate of an authority. {get}"));
+        let root = CertificateDer::from_pem_slice(&text).map_err(|_| unfit())?;
+        roots.add(root).map_err(|_| unfit())?;
+        let get = how_to_get(config, subject);
+        let text = Zeroizing::new(read(&own, true, &get)?);
+        let unfit = |what: &str| wrong(&own, format!("{what}. {get}"));
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-        let chain = chain.map_err(|e| wrong(&own, e))?;
-        let key = PrivateKeyDer::from_pem_slice(&text).map_err(|e| wrong(&own, e))?;
+        let chain = chain.map_err(|_| unfit("it has no certificate that can be read"))?;
+        let first = chain
+            .first()
+            .ok_or_else(|| unfit("it has no certificate"))?;
+        let key = PrivateKeyDer::from_pem_slice(&text);
+        let key = key.map_err(|_| unfit("it has no key that can be read"))?;
         let (roots, provider) = (Arc::new(roots), provider());
         let chains =
             WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
@@ -140,15 +173,17 @@ impl Keys {
             provider,
         });
         // A wrong file is reported here, not as a refusal by every other node.
-        let first = chain.first().ok_or_else(|| wrong(&own, "no certificate"))?;
-        let named = cluster.name_in(first).map_err(|e| wrong(&own, e))?;
+        let named = cluster.name_in(first);
+        let named = named.map_err(|e| unfit(&words::of(&e)))?;
         if named != *subject {
-            return Err(wrong(&own, format!("is the certificate of {named}")));
+            return Err(unfit(&format!("it is the certificate of {named}")));
         }
         cluster
             .chains
             .verify_client_cert(first, &chain[1..], UnixTime::now())
-            .map_err(|e| wrong(&own, format!("{e}; `mojim keys --renew` makes a new one")))?;
+            .map_err(|e| unfit(&words::of(&e)))?;
+        CertifiedKey::from_der(chain.clone(), key.clone_key(), &cluster.provider)
+            .map_err(|e| unfit(&words::of(&e)))?;
 
         let server = match subject {
             Subject::Client => None,

@@ -2,7 +2,7 @@
 //! `Conn` around a `Socket`.
 //!
 //! Owns the way of a connection from its handshake (`handshake`) to its records
-//! (`records`), by the certificates in `keys`. Invariants:
+//! (`records`), by the certificates in `keys`. `words` says why keys do not fit. Invariants:
 //! - Before the handshake is done, no byte of the caller's is sent and none is given to it. Any
 //!   call drives the handshake on, and none blocks for it.
 //! - Sending and receiving take no lock in common.
@@ -14,6 +14,7 @@ mod keys;
 mod records;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;

@@ -26,6 +26,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use super::words;
 use mojim_env::wire::unfit;
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use rustls::ConnectionTrafficSecrets;
@@ -518,6 +519,10 @@ fn refused(alert: u8) -> io::Error {
     let why = rustls::AlertDescription::from(alert);
     error(
         io::ErrorKind::PermissionDenied,
-        format!("the other node {} ({why:?})", unfit::CERTIFICATE_OR_LINK),
+        format!(
+            "the other node {}: {}",
+            unfit::CERTIFICATE_OR_LINK,
+            words::alert(why)
+        ),
     )
 }

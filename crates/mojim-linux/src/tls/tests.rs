@@ -489,7 +489,7 @@ fn an_error_sends_an_alert() {
         .unwrap();
     assert!(recv(&*theirs, &mut [0; 8]).is_err());
     let e = recv(&ours, &mut [0; 8]).unwrap_err().to_string();
-    assert!(e.contains("UnexpectedMessage"), "{e}");
+    assert!(e.contains("something else than it expected"), "{e}");
 }
 
 #[test]
@@ -603,7 +603,10 @@ fn unknown_peers_are_turned_away() {
     // Another cluster's authority, for the same names.
     let other = Authority::make("c").unwrap().authority;
     let pem = other.issue(&node("b"), Validity::days(1)).unwrap();
-    check(refused(&c, Some(&pem), keys::ENCRYPTED), "refused");
+    check(
+        refused(&c, Some(&pem), keys::ENCRYPTED),
+        "its certificate is refused: another authority made it",
+    );
     // This authority, misused for another cluster's name, and for a node that
     // the configuration does not have.
     let key = Authority::make("c").unwrap();
@@ -618,10 +621,17 @@ fn unknown_peers_are_turned_away() {
     // Over, and not yet.
     let now = SystemTime::now();
     let day = Duration::from_secs(24 * 3600);
-    for (from, to) in [(now - 2 * day, now - day), (now + day, now + 2 * day)] {
+    for (from, to, says) in [
+        (now - 2 * day, now - day, "it expired 24 hours ago"),
+        (
+            now + 5 * day / 2,
+            now + 3 * day,
+            "it is not valid for another 2 days",
+        ),
+    ] {
         let pem = c.authority.issue(&node("b"), Validity { from, to });
         let why = refused(&c, Some(&pem.unwrap()), keys::ENCRYPTED);
-        check(why, "certificate is refused");
+        check(why, &format!("its certificate is refused: {says}"));
     }
     // Another protocol over the same keys.
     let pem = c.issue(&node("b"));
@@ -779,7 +789,7 @@ fn keys_that_cannot_work_are_refused_at_the_start() {
         &other.issue(&node("b"), Validity::days(1)).unwrap(),
     );
     assert!(
-        why(&node("b")).contains("mojim keys --renew"),
+        why(&node("b")).contains("--renew b`"),
         "{}",
         why(&node("b"))
     );
@@ -787,6 +797,72 @@ fn keys_that_cannot_work_are_refused_at_the_start() {
     assert!(why(&node("b")).contains("node.b.pem"));
     std::fs::remove_file(path).unwrap();
     assert!(why(&node("b")).contains("node.b.pem"));
+}
+
+/// A command without its `client.pem` ended as one that had failed (exit code 1), with "No such
+/// file" alone. A key that was not its certificate's was found by the first link.
+#[test]
+fn keys_that_cannot_be_used_are_mistakes_of_the_configuration() {
+    let c = Cluster::new();
+    let why = |s: &Subject| match Os::of(&c.config, s) {
+        Ok(_) => panic!("they were taken"),
+        Err(mojim_env::Error::Config(text)) => text,
+        Err(e) => panic!("not of the configuration: {e}"),
+    };
+    let own = |s: &Subject| key_files::certificate(c.dir.path(), s);
+    let says = |s: &Subject, what: &str| {
+        let text = why(s);
+        let file = own(s).display().to_string();
+        assert!(text.contains(&format!("{file}: {what}. Where")), "{text}");
+        let renew = "`mojim keys --config test.toml --renew";
+        assert!(text.contains(renew), "{text}");
+    };
+    std::fs::remove_file(own(&Subject::Client)).unwrap();
+    says(&Subject::Client, "there is no such file");
+    assert!(why(&Subject::Client).contains("--renew-client` makes client.pem: copy"));
+    let b = node("b");
+    let [one, other] = [c.issue(&b), c.issue(&b)];
+    let end = "-----END CERTIFICATE-----\n";
+    let at = |pem: &str| pem.find(end).unwrap() + end.len();
+    let mixed = format!("{}{}", &one[..at(&one)], &other[at(&other)..]);
+    c.give(&b, &mixed);
+    says(&b, "its key is not the one of its certificate");
+    c.give(&b, &one[..at(&one)]);
+    says(&b, "it has no key that can be read");
+    c.give(&b, "no PEM");
+    says(&b, "it has no certificate");
+    c.give(&b, &c.issue(&node("a")));
+    says(&b, "it is the certificate of node a");
+    let authority = Authority::make("c").unwrap().authority;
+    let theirs = authority.issue(&b, Validity::days(1));
+    c.give(&b, &theirs.unwrap());
+    let than = "another authority made it than the one of authority.pem here";
+    says(&b, than);
+    let now = SystemTime::now();
+    let day = Duration::from_secs(24 * 3600);
+    let (from, to) = (now - 9 * day, now - 5 * day);
+    let over = c.authority.issue(&b, Validity { from, to }).unwrap();
+    c.give(&b, &over);
+    says(&b, "it expired 5 days ago, by this machine's clock");
+    std::fs::remove_file(key_files::authority(c.dir.path())).unwrap();
+    let text = why(&b);
+    let says = "authority.pem: there is no such file. Copy it from where";
+    assert!(text.contains(says), "{text}");
+}
+
+/// What the other end refuses was told as `DecryptError` and `UnknownCA`.
+#[test]
+fn a_refusal_by_the_other_end_is_told_in_words() {
+    let (c, mut other) = (Cluster::new(), Cluster::new());
+    other.config.nodes.get_mut("a").unwrap().address = c.at();
+    let why = turned_away(&c, || {
+        let from = other.os(&node("b")).connect(&c.listener.local_address());
+        let e = until_proved(&*from.unwrap()).unwrap_err().to_string();
+        let says = "its certificate is refused: another authority made it than";
+        assert!(e.contains(says), "{e}");
+    });
+    let says = "refused the link: another authority made this end's certificate";
+    assert!(why.contains(says), "{why}");
 }
 
 /// Which part of the test below a process is.
