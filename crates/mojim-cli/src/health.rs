@@ -143,10 +143,20 @@ impl Finding {
             "node": if self.node.is_empty() { Value::Null } else { json!(self.node) },
             "kind": self.kind,
             "text": self.text,
-            "do": self.todo,
+            "do": for_node(&self.todo, &self.node),
             "page": format!("docs/how-to/status/{}.md", self.kind),
         })
     }
+}
+
+/// Advice about a node's daemon, with commands for that node.
+fn for_node(todo: &str, node: &str) -> String {
+    if node.is_empty() {
+        return todo.to_owned();
+    }
+    let replace = format!("`mojim replace --name {node} --with NEW --address IP:PORT`");
+    todo.replace("`mojim node`", &format!("`mojim node --name {node}`"))
+        .replace("`mojim replace`", &replace)
 }
 
 const START: &str = "start `mojim node` there. If it hangs, end it first. If it runs, look at its machine and its network. If the node is lost for good, run `mojim replace`";
@@ -165,10 +175,10 @@ const LOADS: &str = "nothing, if this passes: the whole volume is copied to it";
 const AWAY: &str = "look again in a few seconds. If it stays so, read the messages of its daemon and of the mirror's";
 const ROOM_TO_COPY: &str = "make room where the message says that there is none. Until a copy is complete, the files that change are there twice. It is tried again every 30 s";
 const DECIDE: &str = "decide which copy goes on; the message says how";
-const UNMANAGED: &str = "move them elsewhere. Bring files that belong into the volume in with `mojim import`, or by a program under `mojim run`. A program of libmojim takes a file in when it maps it";
 const RUN: &str =
     "start them again. The next `mojim run` mounts the volume anew, and this finding goes";
-const CHANGED: &str = "`mojim verify` says where the copies differ. `mojim repair` takes the other copy's bytes, or with `--anew` a whole copy";
+/// Where the message alone says where.
+const MAKE_ROOM: &str = "make room where the message says that there is none";
 const ROOM: &str =
     "make room where the message says that there is none. It goes on by itself within seconds";
 const ROOM_BY_HAND: &str = "make room where the message says that there is none. It goes on by itself when a program is attached. Otherwise start `mojim node` there again";
@@ -435,7 +445,7 @@ fn without_primary(nodes: &[Value]) -> Option<String> {
         )
     });
     Some(format!(
-        "start `mojim node` on node {primary}, the primary. It brings the other copies up to date{}",
+        "start `mojim node --name {primary}` on node {primary}, the primary. It brings the other copies up to date{}",
         or.unwrap_or_default()
     ))
 }
@@ -503,7 +513,7 @@ fn back_alone(name: &str, nodes: &[Value]) -> String {
         )
     });
     format!(
-        "start `mojim node` on node {name} again. If it hangs, end it first. If it runs, look at its machine and its network. Then start the program there, if it has ended. The other nodes get the missing data from that copy{}",
+        "start `mojim node --name {name}` on node {name} again. If it hangs, end it first. If it runs, look at its machine and its network. Then start the program there, if it has ended. The other nodes get the missing data from that copy{}",
         or.unwrap_or_default()
     )
 }
@@ -573,9 +583,28 @@ fn of_voters(expected: &Expected<'_>, findings: &mut Vec<Finding>) {
             findings.push(unasked(Finding::new(&v.name, "voter", what, todo), why));
         } else if let Some(why) = down {
             let what = format!("node {} does not vote on views: {why}", v.name);
-            findings.push(Finding::new(&v.name, "voter", what, VOTER));
+            let mut finding = Finding::new(&v.name, "voter", what, VOTER);
+            if let Some(todo) = of_admission(&v.name, why) {
+                finding.todo = todo.into();
+            }
+            findings.push(finding);
         }
     }
+}
+
+/// What to do about a voter that does not vote because of its directory of votes, for `why`.
+fn of_admission(name: &str, why: &str) -> Option<String> {
+    let says = |words: &str| why.contains(words);
+    if says("was given up by `mojim replace --same-name`") {
+        return Some("end the daemon there. If this node has another directory of votes, go on with that one. If it has none, move `.mojim/views` of its directory elsewhere, keep it, and start the daemon: the voters admit its new directory".to_owned());
+    }
+    if says("`mojim replace --same-name") {
+        return Some(format!(
+            "look first whether the earlier directory of votes still exists, for example on a file system that is not mounted. If so, end the daemon, bring that directory back, and start the daemon. Only if it is lost for good, run `mojim replace --same-name {name}`: more than half of the voters have to agree, without this one"
+        ));
+    }
+    let waits = says("is not admitted as a voter yet") || says("asks the other voters");
+    waits.then(|| "nothing, if this passes: the voters admit it by themselves, in seconds, while more than half of them vote. If it stays so, look at the findings of the other voters".to_owned())
 }
 
 /// What to do about a finding that was caused by one of `node`, if `node` has such a finding.
@@ -608,16 +637,16 @@ fn because_of(
 fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
     let name = text(n, "node");
     let waits = n["waits_for_room"] == true;
-    let room = of_room(n).or_else(|| waits.then(|| format!("node {name}: its disk has no room")));
+    let room = of_room(n).or_else(|| waits.then(|| no_room(n)));
     let full = n["full"] == true && room.is_some();
     if let Some(e) = n["error"].as_str().filter(|_| !full) {
         findings.push(of_error(expected, n, e, nodes));
     }
     if let Some(mut what) = room {
-        let mut todo = Cow::Borrowed("make room on that file system");
+        let mut todo = Cow::Owned(make_room(n));
         if let Some(e) = n["error"].as_str().filter(|_| full) {
             what += &format!("; its copy takes nothing meanwhile: {e}");
-            todo = expected.room().into();
+            todo = expected.room().replace(MAKE_ROOM, &todo).into();
         }
         if waits {
             what += "; committed data waits in the log, and sync points of its program go on until the log is full too";
@@ -631,7 +660,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut V
         finding.todo = todo;
         findings.push(finding);
     }
-    of_unmanaged_files(n, findings);
+    of_unmanaged_files(n, nodes, findings);
     if let Some(differs) = n["differs"].as_array() {
         let differs: Vec<&str> = differs.iter().filter_map(Value::as_str).collect();
         let what = format!(
@@ -678,7 +707,7 @@ fn some_of(names: &Value, count: &Value) -> String {
 }
 
 /// What lies in a volume's directory on a node, or is missing there, past Mojim.
-fn of_unmanaged_files(n: &Value, findings: &mut Vec<Finding>) {
+fn of_unmanaged_files(n: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
     let (name, s) = (text(n, "node"), &n["strangers"]);
     let path = text(s, "path");
     if s["unknown_count"].as_u64().unwrap_or(0) > 0 {
@@ -686,15 +715,47 @@ fn of_unmanaged_files(n: &Value, findings: &mut Vec<Finding>) {
             "node {name}: {path} has files that are not the volume's, on this node only: {}",
             some_of(&s["unknown"], &s["unknown_count"])
         );
-        findings.push(Finding::new(name, "strangers", what, UNMANAGED));
+        let mut finding = Finding::new(name, "strangers", what, "");
+        let whereto = leader(nodes).map_or(String::new(), |p| {
+            let primary = text(p, "node");
+            format!(" on node {primary}, the primary: `mojim import --name {primary} FILE`, or a program under `mojim run` there")
+        });
+        finding.todo = format!(
+            "end the program that made them, and move them elsewhere. Bring files that belong into the volume in{whereto}"
+        )
+        .into();
+        findings.push(finding);
     }
     if s["changed_count"].as_u64().unwrap_or(0) > 0 {
         let what = format!(
             "node {name}: somebody changed files of the volume in {path}, past Mojim: {}",
             some_of(&s["changed"], &s["changed_count"])
         );
-        findings.push(Finding::new(name, "strangers", what, CHANGED));
+        let mut finding = Finding::new(name, "strangers", what, "");
+        finding.todo = changed(n, nodes).into();
+        findings.push(finding);
     }
+}
+
+/// What to do where files of the volume were changed past Mojim. `mojim repair` takes the primary's
+/// bytes, whichever they are.
+fn changed(n: &Value, nodes: &[Value]) -> String {
+    let name = text(n, "node");
+    let leads = leader(nodes).is_some_and(|p| p["node"] == n["node"]);
+    if !leads {
+        return format!(
+            "end the program that changed them. `mojim verify` says where the copies differ. Then `mojim repair --name {name}` takes the primary's bytes"
+        );
+    }
+    let goes_on = match mirror_by_view(nodes) {
+        Some(mirror) => format!(
+            "Then end the volume's program, run `mojim promote --name {mirror} --wait`, start the program on node {mirror}, and run `mojim repair --name {name}`"
+        ),
+        None => "There is no other copy to take bytes from but a backup or an export".to_owned(),
+    };
+    format!(
+        "end the program that changed them. Repair no other node now: it would get the bytes of this one, the primary. Give each file its length again, which the message names (`truncate -s`). {goes_on}"
+    )
 }
 
 /// The finding of a node that does not answer, refuses, or cannot use its copy, for `e`.
@@ -775,6 +836,40 @@ fn of_room(n: &Value) -> Option<String> {
             needs_files.unwrap_or_default(),
         )
     })
+}
+
+/// The same of a node whose program waits for room, and does not say how much.
+fn no_room(n: &Value) -> String {
+    let (name, room) = (text(n, "node"), &n["room"]);
+    match (room["path"].as_str(), room["free"].as_u64()) {
+        (Some(path), Some(free)) => {
+            let free = free >> 20;
+            format!("node {name}: the disk of {path} has no room, {free} MiB are free there")
+        }
+        _ => format!("node {name}: its disk has no room"),
+    }
+}
+
+/// Where to make room, and how much at least.
+fn make_room(n: &Value) -> String {
+    let room = &n["room"];
+    let lacks = |has: &str, needs: &str| {
+        let [has, needs] = [has, needs].map(|key| room[key].as_u64());
+        needs.unwrap_or(0).saturating_sub(has.unwrap_or(u64::MAX))
+    };
+    let Some(path) = room["path"].as_str() else {
+        return MAKE_ROOM.to_owned();
+    };
+    let bytes = lacks("free", "needs").div_ceil(1 << 20);
+    let files = lacks("files", "needs_files");
+    let lacking = match (bytes, files) {
+        (0, 0) => String::new(),
+        (0, files) => format!(": at least {files} files have to go"),
+        (mib, 0) => format!(": at least {mib} MiB are lacking"),
+        (mib, files) => format!(": at least {mib} MiB are lacking, and {files} files have to go"),
+    };
+    let name = text(n, "node");
+    format!("make room on the file system of {path} on node {name}{lacking}")
 }
 
 /// For a node whose daemon does not answer: whether another node hears its program.
@@ -980,16 +1075,23 @@ fn of_copy(n: &Value, nodes: &[Value], leads: bool, findings: &mut Vec<Finding>)
             }
             None => format!("the volume is in epoch {} now", newest(nodes)),
         };
-        findings.push(Finding::new(
-            name,
-            "stale",
-            format!(
-                "node {name} was primary, in epoch {}; {now}, and that copy has not been brought up to date{}",
-                epoch(n),
-                uncopied(n)
-            ),
-            PROGRAM,
-        ));
+        let what = format!(
+            "node {name} was primary, in epoch {}; {now}, and that copy has not been brought up to date{}",
+            epoch(n),
+            uncopied(n)
+        );
+        let mut finding = Finding::new(name, "stale", what, PROGRAM);
+        if n["copy_error"].is_object() {
+            finding.todo = ROOM_TO_COPY.into();
+        } else if n["attached"] == true {
+            let process = n["pid"].as_u64();
+            let process = process.map_or(String::new(), |pid| format!(" (process {pid})"));
+            finding.todo = format!(
+                "end the program on node {name}{process}: it can commit nothing more, and while it runs this copy does not follow. Then this copy is brought up to date"
+            )
+            .into();
+        }
+        findings.push(finding);
     }
 }
 

@@ -14,9 +14,15 @@ pub enum Cause {
     KeysHere,
     /// Both have keys, and one end does not take the other's.
     KeysDiffer,
+    /// Another node of the cluster has that address.
+    OtherNode,
     /// Nobody listens at its address.
     Silent,
 }
+
+/// Words of this command, and of the end that checks a certificate, about another node than the one
+/// that was asked.
+const OTHER: [&str; 2] = ["says that it is node", "answers where node"];
 
 impl Cause {
     /// The cause of an error, by its text; `None` if it is another one.
@@ -27,6 +33,8 @@ impl Cause {
             Some(Cause::KeysThere)
         } else if says(unfit::SPEAKS_NO_TLS) {
             Some(Cause::KeysHere)
+        } else if OTHER.into_iter().any(says) {
+            Some(Cause::OtherNode)
         } else if [unfit::CERTIFICATE, unfit::LINK, unfit::CERTIFICATE_OR_LINK]
             .into_iter()
             .any(says)
@@ -54,8 +62,11 @@ impl Cause {
             Cause::KeysDiffer => format!(
                 "node {name} and this command have certificates of different authorities, or one has expired. Give both the same authority.pem. `mojim keys --renew {name}` makes the node's certificate, `mojim keys --renew-client` this command's. Then start the daemon of node {name} again: `mojim node --name {name}`"
             ),
+            Cause::OtherNode => format!(
+                "another node of this cluster has the address that this command's file gives to node {name}. Compare the addresses of all nodes in this file and in the nodes' files: two may be swapped. Give all nodes and this command the same file, then restart the daemons whose file changed: `mojim node --name {name}`"
+            ),
             Cause::Silent => format!(
-                "nobody listens at that address. Start the daemon of node {name} there: `mojim node --name {name}`. If it runs, its configuration has another address. If the node is lost for good, run `mojim replace`"
+                "nobody listens at that address. Start the daemon of node {name} there: `mojim node --name {name}`. If it runs, its configuration has another address. If the node is lost for good, run `mojim replace --name {name} --with NEW --address IP:PORT`"
             ),
         }
     }

@@ -477,7 +477,7 @@ fn a_full_disk_of_the_witness_is_named() {
     let mut p = c.program("a");
     c.await_well("w has room");
     disk.fill();
-    let words = ["node w: 0 KiB are free in its directory"];
+    let words = ["node w: 0 KiB are free in"];
     c.await_findings("the disk of w full", &[("w", "voter")], &words);
     p.finish();
     // Views that are to be stored there, too: it answers, and does not vote. The first ones may

@@ -81,8 +81,8 @@ const MOST: u64 = 1 << 30;
 
 /// What to do about a directory that cannot be used.
 const ADVICE: &str = "Keep this voter stopped and its directory as it is; while a majority of the \
-    other voters runs, nothing is lost. If it cannot be mended, empty the directory and run \
-    `mojim replace --same-name` with this node's name";
+    other voters runs, nothing is lost. If it cannot be mended, move the directory elsewhere and \
+    keep it, start this voter, and run `mojim replace --same-name` with this node's name";
 
 /// The first frame of a log.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

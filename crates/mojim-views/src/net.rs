@@ -251,7 +251,7 @@ impl Links {
     /// What to give the directory up for, once `teller` knows more of it.
     pub fn outdated(&self, teller: &str) -> String {
         format!(
-            "its directory of votes (`.mojim/views`) is of an earlier time: node {teller} heard it promise more. Later promises are lost, so it votes for no node. End node {me}, empty that directory, and start node {me}. Then have the others admit it anew: `mojim replace --same-name {me}`",
+            "its directory of votes (`.mojim/views`) is of an earlier time: node {teller} heard it promise more. Later promises are lost, so it votes for no node. If the directory of now still exists, end node {me} and put that one back. Only if it is lost for good, end node {me}, move this one elsewhere and keep it, and start node {me}. Then have the others admit it anew: `mojim replace --same-name {me}`",
             me = self.me
         )
     }

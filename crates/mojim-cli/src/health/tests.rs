@@ -306,7 +306,10 @@ fn nobody_takes_over_from_a_primary_that_was_alone() {
         "{a:?}"
     );
     assert!(a.text.contains("nobody takes over"), "{a:?}");
-    assert!(a.todo.contains("`mojim node` on node a again"), "{a:?}");
+    assert!(
+        a.todo.contains("`mojim node --name a` on node a again"),
+        "{a:?}"
+    );
     assert!(a.todo.contains("start the program there"), "{a:?}");
     let force = "lost for good, `mojim promote --force --name b`";
     assert!(a.todo.contains(force), "{a:?}");
@@ -366,6 +369,160 @@ fn keys_that_do_not_fit_are_told_from_a_daemon_that_is_not_there() {
     let (_, todo) = seen(format!("node a: {nobody}"), json!({}));
     assert!(todo.starts_with("nobody listens at that address"), "{todo}");
     assert!(todo.contains("`mojim promote --name b`"), "{todo}");
+}
+
+/// Advice about a daemon did not name its node, and so could not be typed.
+#[test]
+fn commands_of_a_finding_name_the_node() {
+    let finding = Finding::new("b", "unreachable", "node b is away".to_owned(), START);
+    let said = finding.to_json("v")["do"].clone();
+    let says = [
+        "`mojim node --name b`",
+        "`mojim replace --name b --with NEW --address IP:PORT`",
+    ];
+    for command in says {
+        assert!(said.as_str().unwrap().contains(command), "{said}");
+    }
+}
+
+/// The advice was to mend a disk and to make room, of a voter with another directory of votes, or of
+/// one that had just begun.
+#[test]
+fn a_voter_that_is_not_admitted_needs_no_room() {
+    let todo = |why: &str| {
+        let mut voters = voters(None);
+        voters[2].down = Some(why.to_owned());
+        let all = findings(&expected(&voters), &cluster());
+        let i = all.into_iter().find(|i| i.kind == "voter").unwrap();
+        assert_eq!(i.node, "w");
+        let todo = i.todo.into_owned();
+        assert!(!todo.contains("room") && !todo.contains("empty"), "{todo}");
+        assert!(!todo.contains("remove"), "{todo}");
+        todo
+    };
+    let other = "node w was admitted as a voter with another directory of votes. `mojim replace --same-name w` has it admitted";
+    let says = todo(other);
+    assert!(says.contains("Only if it is lost for good, run `mojim replace --same-name w`"));
+    assert!(says.contains("bring that directory back"), "{says}");
+    let says = todo(
+        "this directory of votes was given up by `mojim replace --same-name`: another has its place",
+    );
+    assert!(says.contains("elsewhere, keep it"), "{says}");
+    for why in [
+        "node w is not admitted as a voter yet",
+        "node w asks the other voters what they have heard of it",
+    ] {
+        let says = todo(why);
+        assert!(says.starts_with("nothing, if this passes"), "{says}");
+    }
+}
+
+/// The advice was to make room "on that file system".
+#[test]
+fn a_full_disk_is_named_with_the_room_that_it_lacks() {
+    let mut nodes = cluster();
+    let of_a = |nodes: &[Value]| {
+        let all = findings(&expected(&voters(None)), nodes);
+        all.into_iter().find(|i| i.kind == "room").unwrap()
+    };
+    nodes[0]["room"] = json!({ "free": 10 << 20, "needs": 64 << 20, "path": "/x" });
+    let i = of_a(&nodes);
+    let says = "make room on the file system of /x on node a: at least 54 MiB are lacking";
+    assert_eq!(i.todo, says);
+    nodes[0]["room"]["files"] = json!(3);
+    nodes[0]["room"]["needs_files"] = json!(64);
+    assert_eq!(
+        of_a(&nodes).todo,
+        format!("{says}, and 61 files have to go")
+    );
+    // A program that waits says not for how much.
+    nodes[0]["room"] = json!({ "free": 65 << 20, "needs": 64 << 20, "path": "/x" });
+    nodes[0]["waits_for_room"] = json!(true);
+    let i = of_a(&nodes);
+    let says = "node a: the disk of /x has no room, 65 MiB are free there";
+    assert!(i.text.starts_with(says), "{i:?}");
+    assert_eq!(i.todo, "make room on the file system of /x on node a");
+    // A follower goes on by itself, and the advice says so.
+    let mut nodes = cluster();
+    nodes[1]["room"] = json!({ "free": 0, "needs": 64 << 20, "path": "/y" });
+    nodes[1]["error"] = json!("no space left");
+    nodes[1]["full"] = json!(true);
+    let todo = of_a(&nodes).todo;
+    let says =
+        "make room on the file system of /y on node b: at least 64 MiB are lacking. It goes on";
+    assert!(todo.starts_with(says), "{todo}");
+}
+
+/// `mojim repair` was advised on the primary, whose changed bytes all other copies then got.
+#[test]
+fn files_that_were_changed_on_the_primary_are_not_spread() {
+    let mut nodes = cluster();
+    let todo = |nodes: &[Value]| {
+        let all = findings(&expected(&voters(None)), nodes);
+        let i = all.into_iter().find(|i| i.kind == "strangers").unwrap();
+        i.todo.into_owned()
+    };
+    nodes[0]["strangers"] = json!({ "path": "/x", "changed": ["f"], "changed_count": 1 });
+    let says = todo(&nodes);
+    let promote = "`mojim promote --name b --wait`";
+    let repair = "`mojim repair --name a`";
+    assert!(
+        says.find(promote).unwrap() < says.find(repair).unwrap(),
+        "{says}"
+    );
+    assert!(says.contains("Repair no other node now"), "{says}");
+    let mut nodes = cluster();
+    nodes[1]["strangers"] = json!({ "path": "/x", "changed": ["f"], "changed_count": 1 });
+    assert!(todo(&nodes).contains("`mojim repair --name b` takes the primary's bytes"));
+    nodes[1]["strangers"] = json!({ "path": "/x", "unknown": ["f"], "unknown_count": 1 });
+    assert!(todo(&nodes).contains("on node a, the primary: `mojim import --name a FILE`"));
+}
+
+/// "Nothing, if this passes" was said of a copy that a program kept from following.
+#[test]
+fn a_program_that_keeps_a_former_primary_from_following_is_to_end() {
+    let mut nodes = cluster();
+    let of_d = |nodes: &[Value]| {
+        let all = findings(&expected(&voters(None)), nodes);
+        let i = all.into_iter().find(|i| i.kind == "stale").unwrap();
+        i.todo.into_owned()
+    };
+    nodes[3]["role"] = json!("primary");
+    nodes[3]["epoch"] = json!(4);
+    assert!(of_d(&nodes).starts_with("nothing, if this passes"));
+    nodes[3]["attached"] = json!(true);
+    nodes[3]["pid"] = json!(77);
+    let says = "end the program on node d (process 77)";
+    assert!(of_d(&nodes).starts_with(says), "{}", of_d(&nodes));
+    nodes[3]["copy_error"] = json!({ "text": "no space left", "seconds_ago": 3 });
+    assert_eq!(of_d(&nodes), ROOM_TO_COPY);
+}
+
+/// Of two nodes with swapped addresses it was said that their keys differ, or that the
+/// configurations do.
+#[test]
+fn another_node_at_an_address_is_told_from_other_keys() {
+    use mojim_env::wire::unfit;
+    for (reachable, error) in [
+        (
+            true,
+            "node a at 1.2.3.4:5 says that it is node \"b\"".to_owned(),
+        ),
+        (
+            false,
+            format!(
+                "node a: {}: node b answers where node a should",
+                unfit::CERTIFICATE
+            ),
+        ),
+    ] {
+        let mut nodes = cluster();
+        nodes[0] = json!({ "node": "a", "reachable": reachable, "error": error });
+        let all = findings(&expected(&[]), &nodes);
+        let i = all.iter().find(|i| i.node == "a").unwrap();
+        assert!(i.todo.contains("two may be swapped"), "{i:?}");
+        assert!(!i.todo.contains("promote"), "{i:?}");
+    }
 }
 
 /// One of two primaries had an empty copy. The advice was to start the program on one of them, where it did
@@ -556,7 +713,7 @@ fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
     let kinds: Vec<_> = all.iter().map(|i| (&*i.node, i.kind)).collect();
     assert_eq!(kinds, [("b", "room"), ("a", "link"), ("c", "backup-away")]);
     assert!(
-        all[0].text.contains("no space left") && all[0].todo == ROOM,
+        all[0].text.contains("no space left") && all[0].todo.ends_with("by itself within seconds"),
         "{all:?}"
     );
     for i in &all[1..] {
@@ -612,7 +769,10 @@ fn the_register_ends_the_role_of_a_primary_that_knows_no_later_view() {
     let stale = all.iter().find(|i| i.kind == "stale").unwrap();
     let since = "the register names node b the primary since epoch 8";
     assert!(stale.text.contains(since), "{stale:?}");
-    assert!(stale.todo.contains("`mojim node` on node b"), "{stale:?}");
+    assert!(
+        stale.todo.contains("`mojim node --name b` on node b"),
+        "{stale:?}"
+    );
     // "Its own copy" was the lost node's, by the words.
     let or = "If that node is lost for good, `mojim promote --force --name a` goes on with the copy of node a";
     assert!(stale.todo.ends_with(or), "{stale:?}");
@@ -1053,7 +1213,7 @@ fn an_empty_mirror_of_a_lost_primary_takes_nothing_over() {
     );
     let b = &of("b", "copy").todo;
     assert!(
-        b.starts_with("start `mojim node` on node a, the primary."),
+        b.starts_with("start `mojim node --name a` on node a, the primary."),
         "{b}"
     );
     assert!(b.contains("promote --force --name c"), "{b}");
