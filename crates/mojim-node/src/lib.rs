@@ -480,7 +480,7 @@ impl Node {
         }
         if let Some(lsn) = unapplied.filter(|lsn| *lsn <= store.tail())
             && store.superblock().state == State::Whole
-            && let Err(e) = store.apply_all(lsn)
+            && let Err(e) = store.apply_known(lsn)
         {
             // The copy acknowledges nothing more and cannot take over. It says so to the
             // next node that greets it, and is opened again then.

@@ -10,6 +10,7 @@ mod single;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use mojim_config::MediumKind;
 use mojim_env::Error;
@@ -19,6 +20,7 @@ use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
 use mojim_replica::primary::Primary;
 use mojim_sim::{CrashKind, Faults, World};
+use mojim_store::store::Store;
 
 const LOG: u64 = 256 << 10;
 
@@ -110,7 +112,7 @@ fn every_crash_of_several(first: &[To], then: &[&[To]], want: &[(u32, &str)]) {
     every_crash_beside(&[], first, then, want);
 }
 
-/// Applies what waits: all at once, or one sync point after the other.
+/// Applies what waits, all at once or one sync point after the other.
 fn apply(p: &Primary, singly: bool) -> mojim_env::Result<bool> {
     for lsn in p.store.applied()..=p.last() {
         if singly {
@@ -118,6 +120,21 @@ fn apply(p: &Primary, singly: bool) -> mojim_env::Result<bool> {
         }
     }
     p.checkpoint_step(Pace::Idle)
+}
+
+/// The same in the next process. One sync point after the other is allowed as for a mirror, which
+/// learns bit by bit what is committed.
+fn apply_again(world: &World, singly: bool) -> mojim_env::Result<bool> {
+    if !singly {
+        return start(world).and_then(|p| apply(&p, false));
+    }
+    let store = single::open(world, MediumKind::Disk, LOG)?;
+    for lsn in store.applied()..=store.tail() {
+        store.apply(lsn, usize::MAX)?;
+    }
+    assert_eq!(store.applied(), store.tail());
+    store.checkpoint()?;
+    Ok(true)
 }
 
 /// [`every_crash_of_several`], where somebody has put symbolic links of these names into the
@@ -136,21 +153,23 @@ fn every_crash_beside(links: &[&str], first: &[To], then: &[&[To]], want: &[(u32
         .iter()
         .map(|(file, name)| (PathBuf::from(name), has(*file)))
         .collect();
-    let ways = [
-        (CrashKind::Kill, false),
-        (CrashKind::Power, false),
-        (CrashKind::Kill, true),
+    // How it crashes, and whether each attempt applies one sync point after the other.
+    let mut ways = vec![
+        (CrashKind::Kill, [false; 2]),
+        (CrashKind::Power, [false; 2]),
     ];
-    for (kind, one_by_one) in ways {
-        if one_by_one && then.len() == 1 {
-            continue;
-        }
+    if then.len() > 1 {
+        ways.push((CrashKind::Kill, [false, true]));
+        ways.push((CrashKind::Power, [true, false]));
+    }
+    for (kind, singly) in ways {
         // The second one comes while what the first cut off is applied again: behind every third
         // operation, and another one for each of the first.
         for after in 1.. {
             let mut is_over = (false, false);
             for again in (1 + after % 3..).step_by(3) {
                 let what = format!("{then:?}, {kind:?} behind {after}, and behind {again}");
+                let what = format!("{what}, {singly:?}");
                 let world = World::new(after, Faults::none());
                 let p = start(&world).unwrap();
                 p.commit(&pieces(first, &all)).unwrap();
@@ -162,12 +181,16 @@ fn every_crash_beside(links: &[&str], first: &[To], then: &[&[To]], want: &[(u32
                 for then in then {
                     p.commit(&pieces(then, &all)).unwrap();
                 }
-                is_over.0 = crashes(&world, after, kind, || apply(&p, one_by_one));
+                is_over.0 = crashes(&world, after, kind, || apply(&p, singly[0]));
                 drop(p);
                 // Others may wait together when they are applied again.
-                let singly = again % 2 == 0;
-                let second = || start(&world).and_then(|p| apply(&p, singly));
-                is_over.1 = crashes(&world, again, kind, second);
+                is_over.1 = crashes(&world, again, kind, || apply_again(&world, singly[1]));
+                // In the last attempt, too.
+                if then.len() > 1 && after % 2 == 0 {
+                    let done = apply_again(&world, !singly[1]);
+                    done.unwrap_or_else(|e| panic!("{what}: {e}"));
+                    world.kill("a");
+                }
                 let p = start(&world).unwrap_or_else(|e| panic!("{what}: {e}"));
                 p.checkpoint_step(Pace::Idle)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -465,6 +488,128 @@ fn sync_points_that_wait_together_are_applied_as_one() {
         &[&[Gone(1), Made(3, "c")], &[Gone(2)]],
         &[(3, "c")],
     );
+}
+
+/// Sync points that were begun as one were cut off by a crash, and those first of them were applied
+/// alone then: only they were known to be committed. The catalogue had the names that the last ones
+/// give. The copy stopped until it was opened again, or a file was lost.
+#[test]
+fn what_was_begun_together_is_applied_again_together() {
+    every_crash_of_several(
+        &[],
+        &[&[Made(2, "d/f")], &[Gone(2)], &[Made(3, "d")]],
+        &[(3, "d")],
+    );
+    every_crash_of_several(
+        &[Made(1, "d/x")],
+        &[
+            &[Made(2, "n")],
+            &[Gone(1), Made(3, "d")],
+            &[Gone(2)],
+            &[Gone(3), Made(4, "d/f")],
+        ],
+        &[(4, "d/f")],
+    );
+    every_crash_of_several(
+        &[Made(1, "a")],
+        &[
+            &[Made(2, "n")],
+            &[Gone(1), Renamed(2, "a/b")],
+            &[Renamed(2, "m"), Made(3, "n/x")],
+        ],
+        &[(2, "m"), (3, "n/x")],
+    );
+}
+
+/// Node `a`'s copy, opened after a loss of power behind `after` operations of applying sync points
+/// as one. `None` if that was over. `lost`: how many of them the log has lost.
+fn cut_off(then: &[Vec<Piece>], after: u64, lost: usize) -> Option<(World, Store)> {
+    let world = World::new(after, Faults::none());
+    let p = start(&world).unwrap();
+    let all: Vec<_> = (0..10).map(bytes).collect();
+    p.commit(&pieces(&[Made(1, "a")], &all)).unwrap();
+    p.checkpoint_step(Pace::Idle).unwrap();
+    let ends: Vec<_> = then.iter().map(|one| p.commit(one).unwrap()).collect();
+    if crashes(&world, after, CrashKind::Power, || apply(&p, false)) {
+        return None;
+    }
+    drop(p);
+    if lost > 0 {
+        damage_above(&world, ends[ends.len() - 1 - lost]);
+    }
+    let store = single::open(&world, MediumKind::Disk, LOG).unwrap();
+    Some((world, store))
+}
+
+/// A mirror learns late what is committed. It must not stop because it waits for that, nor hold up
+/// those that bring the rest.
+#[test]
+fn what_was_begun_together_waits_until_all_of_it_is_known_to_be_committed() {
+    let names: Vec<_> = (100..400).map(|n| (n, n.to_string())).collect();
+    let made = names
+        .iter()
+        .map(|(file, name)| Piece::Create { file: *file, name });
+    let then = [
+        made.collect(),
+        vec![Piece::Remove { file: 100 }],
+        vec![Piece::Remove { file: 101 }],
+    ];
+    let mut held = 0;
+    for after in 1.. {
+        let Some((_, store)) = cut_off(&then, after, 0) else {
+            break;
+        };
+        let (before, tail) = (store.applied(), store.tail());
+        if store.area().cut_off(tail).is_none() {
+            continue;
+        }
+        held += 1;
+        for limit in before + 1..tail {
+            assert_eq!(store.apply(limit, usize::MAX).unwrap(), before);
+            store.apply_known(limit).unwrap();
+            assert!(store.apply_all(limit).is_err() && !store.count_names(limit));
+        }
+        assert!(store.count_names(tail));
+        // However few bytes may be applied at once.
+        assert_eq!(store.apply(tail, 1).unwrap(), tail);
+        let area = store.area();
+        assert!(
+            area.files()
+                .map(|f| f.id)
+                .eq(std::iter::once(1).chain(102..400))
+        );
+    }
+    assert!(held > 3, "{held}");
+}
+
+/// The log lost the end of what was begun together, and an operator gives that up: the rest does
+/// not wait for it, also where it finds no room at first.
+#[test]
+fn what_was_begun_together_does_not_wait_for_what_is_given_up() {
+    let all: Vec<_> = (0..10).map(bytes).collect();
+    let then = [&[Made(2, "n")][..], &[Made(3, "m")], &[Made(4, "o")]];
+    let then = then.map(|one| pieces(one, &all));
+    let mut given_up = 0;
+    for after in 1.. {
+        let Some((world, store)) = cut_off(&then, after, 2) else {
+            break;
+        };
+        if !store.has_part() {
+            continue;
+        }
+        given_up += 1;
+        let tail = store.tail();
+        store.truncate(tail).unwrap();
+        world.fill("a", 0);
+        let done = store.apply_last(tail);
+        assert!(done.is_err_and(|e| e.lacks_room()), "behind {after}");
+        world.set_quota("a", None);
+        world.advance(Duration::from_secs(1));
+        store.apply_last(tail).unwrap();
+        assert_eq!(store.applied(), tail);
+        assert_eq!(store.area().find("n").map(|f| f.size), Some(1500));
+    }
+    assert!(given_up > 3, "{given_up}");
 }
 
 /// What the disk does for sync points that wait together: not as much for each of them.

@@ -63,6 +63,11 @@ pub struct Area {
     begun: (u64, u64),
     /// [`Area::begun`] as the catalogue's file has it.
     written: (u64, u64),
+    /// The last LSN of sync points that were begun and not ended, as the catalogue said when it was
+    /// read. 0: of none.
+    cut_off: u64,
+    /// [`Area::begun`] as it was when it was given up: the catalogue's file may have it still.
+    given_up: (u64, u64),
     files: Entries,
     open: Arc<OpenFiles>,
     image: Image,
@@ -159,6 +164,8 @@ impl Area {
             catalog_lsn: 0,
             begun: (0, 0),
             written: (0, 0),
+            cut_off: 0,
+            given_up: (0, 0),
             files: Entries::default(),
             open: Arc::default(),
             image: Image::default(),
@@ -222,8 +229,11 @@ impl Area {
                 if c.volume != self.volume {
                     return Err(self.damaged("it belongs to another volume"));
                 }
-                (self.catalog_lsn, self.begun) = (c.lsn, c.begun);
-                self.written = c.begun;
+                (self.catalog_lsn, self.written) = (c.lsn, c.begun);
+                if c.begun != self.given_up {
+                    self.begun = c.begun;
+                    self.cut_off = if c.begun.1 > c.lsn { c.begun.1 } else { 0 };
+                }
                 self.files = c.files.into_iter().collect();
                 self.catalogued = true;
             }
@@ -276,7 +286,19 @@ impl Area {
 
     /// What the catalogue has begun is not of this copy's history: it was given up.
     pub fn forget_begun(&mut self) {
-        self.begun = (0, 0);
+        self.given_up = self.begun;
+        (self.begun, self.cut_off) = ((0, 0), 0);
+    }
+
+    /// If a sync point that ends with `lsn` changes names, and the catalogue may show a part of it:
+    /// the last LSN of those that were begun with it. They are applied again as one.
+    pub fn cut_off(&self, lsn: u64) -> Option<u64> {
+        (lsn > self.catalog_lsn && lsn <= self.cut_off).then_some(self.cut_off)
+    }
+
+    /// Whether the catalogue has the names of the sync point that ends with `lsn`.
+    pub fn has_names_of(&self, lsn: u64) -> bool {
+        lsn <= self.catalog_lsn
     }
 
     /// The catalogue's entries, by number.
@@ -754,7 +776,7 @@ impl Area {
         let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
         self.files.clear();
         self.volume = volume;
-        (self.catalog_lsn, self.begun) = (0, (0, 0));
+        (self.catalog_lsn, self.begun, self.cut_off) = (0, (0, 0), 0);
         self.names_dirty = false;
         self.removed = names;
         let note = self.rename_path();

@@ -77,6 +77,7 @@ impl Area {
         }
         self.files = Entries::default();
         (self.catalog_lsn, self.begun, self.written) = (0, (0, 0), (0, 0));
+        self.cut_off = 0;
         self.read_catalog()?;
         self.finish_rename()?;
         self.finish_removal()?;

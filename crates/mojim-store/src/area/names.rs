@@ -362,8 +362,9 @@ impl Area {
     /// lies there goes at once. After a crash the record is applied again, and finds the note.
     fn make_way(&mut self, lsn: u64) -> Result<()> {
         if self.removed.is_empty() {
-            // The note may be of a later record of this sync point.
-            return self.finish_removal_to(self.begun.1);
+            // The note may be of a later record of this sync point. Or it is of others behind this
+            // one: a crash came between it and the catalogue that says that they were begun, too.
+            return self.finish_removals_given_up();
         }
         self.write_names(lsn)?;
         let removed = std::mem::take(&mut self.removed);

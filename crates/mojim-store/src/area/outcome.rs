@@ -11,6 +11,9 @@
 //!
 //! - The catalogue says that the last of the sync points was begun before the directory shows
 //!   anything of them.
+//! - Sync points that were begun as one, and cut off by a crash, are applied again as one, maybe
+//!   with more behind them. Never fewer: the catalogue may show the names that the last of them
+//!   gives. So nothing of them is applied before all of them may be ([`Area::cut_off`]).
 //! - Files that were there go first, then names are given. So a name that is free at the end is
 //!   free when it is given.
 

@@ -132,7 +132,8 @@ fn collect_changes(
 
 impl Store {
     /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
-    /// records, and writes them out. Returns how far the data area now is.
+    /// records, and writes them out. Returns how far the data area now is. Those that were begun as
+    /// one before a crash are held back until `limit` has all of them again.
     pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
         self.check_poison()?;
         let mut a = self.applier.lock();
@@ -203,6 +204,10 @@ impl Store {
                 done.map_err(|e| (first.end, e))?;
                 a.advance(first.lane, first.next, first.end, 0);
                 continue;
+            }
+            let cut_off = area.cut_off(first.end);
+            if cut_off.is_some_and(|lsn| lsn > limit) {
+                break;
             }
             let points = self.together(a, first, limit, left, area);
             let last = points.last().expect("the first is one of them").end;
@@ -303,7 +308,8 @@ impl Store {
     }
 
     /// The sync points from `first` on, which changes names, that may be applied together, about
-    /// `bytes` bytes at most: each of those changes costs syncs, which others can share.
+    /// `bytes` bytes at most: each of those changes costs syncs, which others can share. Those that
+    /// were begun together are applied together again, however many they are.
     fn together(
         &self,
         a: &Applier,
@@ -314,14 +320,16 @@ impl Store {
     ) -> Vec<Point> {
         let mut points = vec![first];
         let mut created = HashSet::new();
-        if !self.watches().is_empty() || !first.joins(&self.logs[first.lane], &mut created) {
+        let is_known = area.has_names_of(first.end);
+        if is_known || !first.joins(&self.logs[first.lane], &mut created) {
             return points;
         }
+        let begun = area.cut_off(first.end).unwrap_or(0);
         // The catalogue is written for each run: the larger it is, the more go together.
         let most = MOST_NAMES.max(area.count() / 8);
         let mut cursors = a.cursors.clone();
         let (mut taken, mut names, mut last) = (first.bytes(), first.names, first);
-        while taken < bytes && names < most {
+        while last.end < begun || taken < bytes && names < most {
             cursors[last.lane] = last.next;
             let Some(point) = self.point(&cursors, last.end, limit) else {
                 break;
@@ -381,6 +389,23 @@ impl Store {
                 )));
             }
         }
+    }
+
+    /// [`Store::apply_all`] of a copy that follows: all but what is held back until more is known to
+    /// be committed.
+    pub fn apply_known(&self, tail: u64) -> Result<()> {
+        let done = self.apply_all(tail);
+        let failed = self.poisoned().is_some() || self.lacks_room().is_some();
+        match done.is_err() && !failed && self.holds_back(&self.applier.lock(), tail) {
+            true => Ok(()),
+            false => done,
+        }
+    }
+
+    /// Whether sync points up to `limit` may wait for later ones that were begun with them.
+    fn holds_back(&self, a: &Applier, limit: u64) -> bool {
+        let cut_off = lock(&self.area).cut_off(limit);
+        cut_off.is_some_and(|lsn| lsn > limit.max(a.applied))
     }
 
     /// [`Store::apply_all`] of a copy that goes on with what it has: nothing behind `tail` comes
@@ -647,6 +672,7 @@ impl Store {
         let names = a.count_names(&self.logs, limit);
         // Nothing would be applied.
         let stands = self.stands_still() || !self.watches().is_empty();
+        let stands = stands || self.holds_back(&a, limit);
         self.laden.store(names >= MOST_WAITING && !stands, Release);
         if names < LEAST_SOON || stands {
             return false;
