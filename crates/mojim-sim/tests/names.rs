@@ -408,6 +408,106 @@ fn a_sync_point_makes_only_what_is_left_of_it() {
     );
 }
 
+/// A mount puts a file that is replaced and still open aside, and removes it a moment later. Each
+/// replacement was applied by itself, in steps: a program that saves by a rename filled the logs,
+/// and a later write of another waited for tens of seconds, or failed.
+#[test]
+fn files_that_are_put_aside_and_removed_go_with_what_replaces_them() {
+    every_crash_of_several(
+        &[Made(1, "f")],
+        &[
+            &[Made(2, "f.new")],
+            &[Renamed(1, "aside/1"), Renamed(2, "f")],
+            &[Gone(1)],
+            &[Made(3, "f.new")],
+            &[Renamed(2, "aside/2"), Renamed(3, "f")],
+            &[Gone(2)],
+        ],
+        &[(3, "f")],
+    );
+    // The last one is not removed yet.
+    every_crash_of_several(
+        &[Made(1, "f"), Made(4, "g")],
+        &[
+            &[Made(2, "f.new")],
+            &[Renamed(1, "aside/1"), Renamed(2, "f")],
+            &[Gone(1)],
+            &[Renamed(4, "aside/4")],
+        ],
+        &[(2, "f"), (4, "aside/4")],
+    );
+}
+
+/// Files that were there, and that are renamed, take names from each other, and from those that are
+/// made.
+#[test]
+fn files_that_are_put_aside_leave_names_free_and_take_others() {
+    // One that stays takes the name of one that goes.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b")],
+        &[&[Renamed(1, "x"), Renamed(2, "a")], &[Gone(1)]],
+        &[(2, "a")],
+    );
+    // One that goes has replaced another one before.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b"), Made(3, "c")],
+        &[&[Renamed(1, "b")], &[Gone(1), Made(4, "a")]],
+        &[(3, "c"), (4, "a")],
+    );
+    // One that was put aside is replaced there.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b")],
+        &[&[Renamed(1, "x")], &[Renamed(2, "x")], &[Gone(2)]],
+        &[],
+    );
+    every_crash_of_several(
+        &[Made(1, "a")],
+        &[&[Renamed(1, "x")], &[Made(2, "n"), Renamed(2, "x")]],
+        &[(2, "x")],
+    );
+    // It is renamed twice, and its first name is another's by then.
+    every_crash_of_several(
+        &[Made(1, "a"), Made(2, "b")],
+        &[
+            &[Renamed(1, "x"), Made(3, "a")],
+            &[Renamed(1, "b"), Made(4, "x")],
+            &[Gone(1)],
+        ],
+        &[(3, "a"), (4, "x")],
+    );
+    // In one sync point.
+    every_crash(
+        &[Made(1, "a"), Made(2, "b")],
+        &[Renamed(1, "x"), Renamed(2, "x"), Gone(2)],
+        &[],
+    );
+    every_crash(
+        &[Made(1, "a")],
+        &[Renamed(1, "x"), Made(2, "n"), Renamed(2, "x")],
+        &[(2, "x")],
+    );
+    // It stays.
+    every_crash(
+        &[Made(1, "a")],
+        &[Renamed(1, "x"), Made(2, "a")],
+        &[(1, "x"), (2, "a")],
+    );
+    every_crash_of_several(
+        &[Made(1, "a")],
+        &[&[Made(3, "n")], &[Renamed(1, "x"), Renamed(3, "a")]],
+        &[(1, "x"), (3, "a")],
+    );
+    // A directory comes where it lay, and it goes into one.
+    every_crash_of_several(
+        &[Made(1, "d")],
+        &[
+            &[Renamed(1, "e/1"), Made(2, "d/f")],
+            &[Gone(1), Made(3, "e")],
+        ],
+        &[(2, "d/f"), (3, "e")],
+    );
+}
+
 /// An earlier attempt, cut off by a crash, went step by step, and left other names than the next
 /// one gives: a file stayed in the directory for ever, or had the wrong name.
 #[test]
@@ -518,6 +618,17 @@ fn what_was_begun_together_is_applied_again_together() {
             &[Renamed(2, "m"), Made(3, "n/x")],
         ],
         &[(2, "m"), (3, "n/x")],
+    );
+    // One that was there is put aside.
+    every_crash_of_several(
+        &[Made(1, "a")],
+        &[
+            &[Renamed(1, "x"), Made(2, "n")],
+            &[Made(3, "m")],
+            &[Gone(3), Renamed(2, "m")],
+            &[Gone(1)],
+        ],
+        &[(2, "m")],
     );
 }
 
@@ -646,6 +757,35 @@ fn a_burst_of_names_costs_a_few_syncs() {
         p.checkpoint_step(Pace::Idle).unwrap();
         assert_eq!(known(&p).len(), count as usize);
         assert!(world.files("a").iter().all(|f| !f.starts_with("/a/data/d")));
+        syncs() - before
+    };
+    assert_eq!(steps(10), steps(40));
+}
+
+/// What the disk does for a file that is replaced again and again, each time with the one before
+/// put aside and removed: not as much for each time.
+#[test]
+fn a_burst_of_replacements_costs_a_few_syncs() {
+    let steps = |count: u32| {
+        let world = World::new(1, Faults::none());
+        world.trace_on();
+        let p = start(&world).unwrap();
+        let (name, new) = ("f", "f.new");
+        p.commit(&[Piece::Create { file: 1, name }]).unwrap();
+        p.checkpoint_step(Pace::Idle).unwrap();
+        for before in 1..=count {
+            let file = before + 1;
+            p.commit(&[Piece::Create { file, name: new }]).unwrap();
+            let aside = format!("aside/{before}");
+            let moves = [(before, &aside[..]), (file, name)];
+            p.commit(&moves.map(|(file, name)| Piece::Rename { file, name }))
+                .unwrap();
+            p.commit(&[Piece::Remove { file: before }]).unwrap();
+        }
+        let syncs = || world.trace().iter().filter(|l| l.contains("sync")).count();
+        let before = syncs();
+        p.checkpoint_step(Pace::Idle).unwrap();
+        assert_eq!(known(&p), BTreeMap::from([(count + 1, name.to_owned())]));
         syncs() - before
     };
     assert_eq!(steps(10), steps(40));

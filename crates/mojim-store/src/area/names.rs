@@ -223,6 +223,11 @@ impl Area {
         self.outcome.passing.contains(&id)
     }
 
+    /// Whether the sync points remove this file, which was there.
+    pub(super) fn is_removed(&self, id: u32) -> bool {
+        self.outcome.removed.contains(&id)
+    }
+
     /// Whether the sync points make this file, under its last name.
     pub(super) fn is_made(&self, id: u32) -> bool {
         self.outcome.made.contains_key(&id)
@@ -364,7 +369,7 @@ impl Area {
         if self.removed.is_empty() {
             // The note may be of a later record of this sync point. Or it is of others behind this
             // one: a crash came between it and the catalogue that says that they were begun, too.
-            return self.finish_removals_given_up();
+            return self.finish_removal_to(u64::MAX);
         }
         self.write_names(lsn)?;
         let removed = std::mem::take(&mut self.removed);

@@ -4,8 +4,9 @@
 //! with every transaction (SQLite's journal) goes no faster than its nodes can apply. So sync
 //! points that wait together are applied as one, all of them with one write of the catalogue. A
 //! file that they make and remove is never made. One that they make and rename is made under its
-//! last name. A sync point that renames a file that was there before is applied alone, step by step
-//! (`names.rs`).
+//! last name. So goes a file that was there, and that they rename and remove: a mount puts a file
+//! that is replaced and still open aside, and removes it a moment later. A sync point that renames
+//! a file that was there, and that stays, is applied alone, step by step (`names.rs`).
 //!
 //! Invariants:
 //!
@@ -59,16 +60,22 @@ impl Outcome {
             outcome: Outcome::default(),
             there: files,
             created: created.map(|(_, op, _)| op.file).collect(),
-            made: HashMap::new(),
+            aside: BTreeMap::new(),
+            named: HashMap::new(),
         };
         let mut any = false;
         for (number, op, payload) in names() {
             any = true;
-            if !names_now.add(op.kind, op.file, payload) {
+            if !names_now.add(number, op.kind, op.file, payload) {
                 return Err(number);
             }
         }
-        Ok(any.then_some(names_now.outcome))
+        // A file that they rename, and that stays, needs its steps.
+        let staying = names_now.aside.values().map(|(number, _)| *number).min();
+        match staying {
+            Some(number) => Err(number),
+            None => Ok(any.then_some(names_now.outcome)),
+        }
     }
 }
 
@@ -79,52 +86,88 @@ struct Names<'a> {
     there: &'a Entries,
     /// The files that the sync points make.
     created: BTreeSet<u32>,
-    /// Those that are made so far, by name.
-    made: HashMap<String, u32>,
+    /// Files that were there and have other names so far. Each has the number of the sync point
+    /// that renamed it first, and its name.
+    aside: BTreeMap<u32, (usize, String)>,
+    /// Those that are made or have other names so far, by name.
+    named: HashMap<String, u32>,
 }
 
 impl Names<'_> {
-    /// Adds a change. False if it has to be applied as a step.
-    fn add(&mut self, kind: OpKind, id: u32, payload: &[u8]) -> bool {
-        let all = &mut self.outcome;
+    /// Adds a change of the sync point of this number. False if it has to be applied as a step.
+    fn add(&mut self, number: usize, kind: OpKind, id: u32, payload: &[u8]) -> bool {
+        let all = &self.outcome;
         match (kind, name(payload)) {
             (OpKind::Create, Some(name)) => {
                 let again = all.made.contains_key(&id) || all.passing.contains(&id);
-                let is_new = !again && !all.removed.contains(&id);
+                let is_new = !again && !all.removed.contains(&id) && !self.aside.contains_key(&id);
                 is_new && self.name(id, name)
             }
-            (OpKind::Rename, Some(name)) => all.made.contains_key(&id) && self.name(id, name),
+            (OpKind::Rename, Some(name)) if all.made.contains_key(&id) => self.name(id, name),
+            (OpKind::Rename, Some(name)) => {
+                let was_there = !self.created.contains(&id) && !all.removed.contains(&id);
+                was_there && self.put_aside(number, id, name)
+            }
             (OpKind::Remove, _) => {
-                match all.made.remove(&id) {
-                    Some(name) => {
-                        self.made.remove(&name);
-                        all.passing.insert(id)
-                    }
-                    None => all.removed.insert(id),
-                };
+                self.remove(id);
                 true
             }
             _ => false,
         }
     }
 
-    /// A file that the sync points make has this name from here on. Another one that has it, made
-    /// by them or before, loses it, and is gone.
+    /// A file that the sync points make has this name from here on.
     fn name(&mut self, id: u32, name: &str) -> bool {
-        let all = &mut self.outcome;
-        let there = self.there.holders(name).map(|f| f.id);
-        all.removed
-            .extend(there.filter(|id| !self.created.contains(id)));
-        if let Some(before) = all.made.insert(id, name.to_owned()) {
-            self.made.remove(&before);
+        self.take_away(id, name);
+        if let Some(before) = self.outcome.made.insert(id, name.to_owned()) {
+            self.named.remove(&before);
         }
-        if let Some(other) = self.made.insert(name.to_owned(), id)
+        self.named.insert(name.to_owned(), id);
+        true
+    }
+
+    /// A file that was there has this name from here on.
+    fn put_aside(&mut self, number: usize, id: u32, name: &str) -> bool {
+        self.take_away(id, name);
+        let before = self.aside.remove(&id);
+        let first = before.as_ref().map_or(number, |(first, _)| *first);
+        if let Some((_, before)) = before {
+            self.named.remove(&before);
+        }
+        self.aside.insert(id, (first, name.to_owned()));
+        self.named.insert(name.to_owned(), id);
+        true
+    }
+
+    /// Another file that has this name, made by the sync points or there before, is gone.
+    fn take_away(&mut self, id: u32, name: &str) {
+        let there = self.there.holders(name).map(|f| f.id);
+        // Also one that has another name by now: unless it goes, too, all is applied in steps.
+        let others = there.filter(|other| *other != id && !self.created.contains(other));
+        self.outcome.removed.extend(others);
+        if let Some(other) = self.named.get(name).copied()
             && other != id
         {
-            all.made.remove(&other);
-            all.passing.insert(other);
+            self.remove(other);
         }
-        true
+    }
+
+    /// This file is gone.
+    fn remove(&mut self, id: u32) {
+        let all = &mut self.outcome;
+        let had = match all.made.remove(&id) {
+            Some(name) => {
+                all.passing.insert(id);
+                Some(name)
+            }
+            None => {
+                all.removed.insert(id);
+                self.aside.remove(&id).map(|(_, name)| name)
+            }
+        };
+        if let Some(name) = had {
+            self.named.remove(&name);
+        }
     }
 }
 

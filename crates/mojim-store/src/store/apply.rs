@@ -38,6 +38,9 @@ const LEAST_SOON: usize = 256;
 /// Changes of names that are applied together, about; more in a volume with many files.
 const MOST_NAMES: usize = 8192;
 
+/// Sync points within which a file is removed that was renamed, for both to be applied together.
+const MOST_ASIDE: usize = 64;
+
 /// Records that were kept in a log below the checkpoint are released once they
 /// take more than 1/`RELEASE` of the log.
 const RELEASE: u64 = 8;
@@ -95,16 +98,35 @@ impl Point {
             })
             .collect()
     }
+}
 
-    /// Whether it can be applied together with others before it, which make the files
-    /// `created`; notes the files that it makes.
-    fn joins(self, log: &Log, created: &mut HashSet<u32>) -> bool {
-        self.ops(log).all(|(op, _)| match op.kind {
+/// What sync points that are to be applied together do with files.
+#[derive(Default)]
+struct Together {
+    /// Those that they make.
+    created: HashSet<u32>,
+    /// Those that were there, and that they rename, and have not removed so far.
+    aside: HashSet<u32>,
+}
+
+impl Together {
+    /// Adds a sync point. False if it can only be applied alone.
+    fn add(&mut self, log: &Log, point: Point) -> bool {
+        point.ops(log).all(|(op, _)| match op.kind {
             OpKind::Create => {
-                created.insert(op.file);
+                self.created.insert(op.file);
                 true
             }
-            OpKind::Rename => created.contains(&op.file),
+            OpKind::Rename => {
+                if !self.created.contains(&op.file) {
+                    self.aside.insert(op.file);
+                }
+                true
+            }
+            OpKind::Remove => {
+                self.aside.remove(&op.file);
+                true
+            }
             OpKind::Spill => false,
             _ => true,
         })
@@ -319,27 +341,34 @@ impl Store {
         area: &Area,
     ) -> Vec<Point> {
         let mut points = vec![first];
-        let mut created = HashSet::new();
+        let mut together = Together::default();
         let is_known = area.has_names_of(first.end);
-        if is_known || !first.joins(&self.logs[first.lane], &mut created) {
+        if is_known || !together.add(&self.logs[first.lane], first) {
             return points;
         }
         let begun = area.cut_off(first.end).unwrap_or(0);
+        // So many leave no file renamed that was there, and stays; or they were begun.
+        let mut whole = usize::from(together.aside.is_empty() || first.end <= begun);
         // The catalogue is written for each run: the larger it is, the more go together.
         let most = MOST_NAMES.max(area.count() / 8);
         let mut cursors = a.cursors.clone();
         let (mut taken, mut names, mut last) = (first.bytes(), first.names, first);
-        while last.end < begun || taken < bytes && names < most {
+        let goes_on = |taken, names, aside| taken < bytes && names < most && aside < MOST_ASIDE;
+        while last.end < begun || goes_on(taken, names, points.len() - whole) {
             cursors[last.lane] = last.next;
             let Some(point) = self.point(&cursors, last.end, limit) else {
                 break;
             };
-            if !point.joins(&self.logs[point.lane], &mut created) {
+            if !together.add(&self.logs[point.lane], point) {
                 break;
             }
             points.push(point);
+            if together.aside.is_empty() || point.end <= begun {
+                whole = points.len();
+            }
             (taken, names, last) = (taken + point.bytes(), names + point.names, point);
         }
+        points.truncate(whole.max(1));
         points
     }
 
