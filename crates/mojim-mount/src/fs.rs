@@ -26,7 +26,7 @@ use mojim_env::locks::lock;
 use mojim_env::{Error, File};
 use rustix::io::Errno;
 
-use crate::at_once::{may_pause, may_read};
+use crate::at_once::{WOULD_WAIT, is_at_once, may_pause, may_read};
 use crate::flags::Flags;
 use crate::lost::Lost;
 use crate::name_table::{Attributes, Kind, Time};
@@ -57,6 +57,30 @@ const COLD: Errno = Errno::AGAIN;
 const TRIES: usize = 3;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
+
+/// Bytes of a write that was let in. They count as waiting until this is dropped.
+struct Storing<'a>(&'a AtomicUsize, usize);
+
+impl Storing<'_> {
+    /// Lets a write of `len` bytes in, unless more than `most` wait: those that `waiting` says and
+    /// those that others were let in with, whose sum is `storing`.
+    fn try_new(
+        storing: &AtomicUsize,
+        len: usize,
+        waiting: impl Fn() -> usize,
+        most: usize,
+    ) -> Option<Storing<'_>> {
+        let fits = |before| (waiting() + before <= most).then_some(before + len);
+        let taken = storing.fetch_update(Relaxed, Relaxed, fits);
+        taken.ok().map(|_| Storing(storing, len))
+    }
+}
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Relaxed);
+    }
+}
 
 /// How a mount behaves.
 #[derive(Debug, Clone)]
@@ -185,6 +209,8 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
+    /// Bytes of writes that were let in, and may not be counted there yet.
+    storing: AtomicUsize,
     /// Its lock is taken last.
     pub(crate) room: Room,
     pub(crate) lost: Lost,
@@ -271,6 +297,7 @@ impl Fs {
             volume,
             options,
             waiting: AtomicUsize::new(0),
+            storing: AtomicUsize::new(0),
             room: Room::default(),
             lost: Lost::default(),
             closed: AtomicBool::new(false),
@@ -317,7 +344,11 @@ impl Fs {
     /// As [`Fs::state`], for a change.
     fn to_change(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state();
-        if self.is_much(&state) {
+        // Others may have added as much again before this thread has the lock. They had begun it.
+        for _ in 0..2 {
+            if !self.is_much(&state) {
+                break;
+            }
             drop(state);
             // Else one sync point would have more than the log has room for.
             self.begin_all_early()?;
@@ -331,7 +362,24 @@ impl Fs {
     /// Whether more waits, of names and bytes together, or of names alone, than is to.
     fn is_much(&self, state: &State) -> bool {
         state.tree.names_waiting() > MOST_NAMES
-            || state.tree.waiting() + self.waiting.load(Relaxed) > self.options.most_waiting
+            || self.all_waiting(state) > self.options.most_waiting
+    }
+
+    /// Bytes that wait for a sync point, of names and files, with those that are being stored.
+    fn all_waiting(&self, state: &State) -> usize {
+        let stored = self.waiting.load(Relaxed) + self.storing.load(Relaxed);
+        state.tree.waiting() + stored
+    }
+
+    /// Has bytes count as waiting before they are stored. `None` if so much waits that it is to be
+    /// committed first. Of several threads that look at the same time, each would else find room.
+    fn reserve(&self, state: &State, len: usize) -> Option<Storing<'_>> {
+        if state.tree.names_waiting() > MOST_NAMES {
+            return None;
+        }
+        let named = state.tree.waiting();
+        let waiting = || named + self.waiting.load(Relaxed);
+        Storing::try_new(&self.storing, len, waiting, self.options.most_waiting)
     }
 
     /// Fails if nothing is served any more: what is not here may have been dropped uncommitted.
@@ -663,19 +711,19 @@ impl Fs {
         progress: &Progress,
     ) -> Result<()> {
         let state = self.state();
-        let (file, many) = (state.file(ino)?, self.is_much(&state));
+        let (file, room) = (state.file(ino)?, self.reserve(&state, bytes.len()));
         drop(state);
         let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
         // Before anything is stored: a write that fails has stored nothing.
-        let begun = match how.in_vain {
+        let room = match how.in_vain {
             Some(e) => Err(e),
-            None => self.commit_early(ino, &file, many),
+            None => self.commit_early(ino, &file, room, bytes.len()),
         };
-        match begun {
+        let _room = match room {
             // The kernel would drop what was stored into a mapping, and only since much waits.
-            Err(Errno::TIMEDOUT | Errno::NOSPC) if how.mapped && self.fits_one_record() => {}
-            begun => begun?,
-        }
+            Err(Errno::TIMEDOUT | Errno::NOSPC) if how.mapped && self.fits_the_log() => None,
+            room => Some(room?),
+        };
         self.await_mirror()?;
         if how.kill {
             self.take_set_ids(ino, progress)?;
@@ -726,11 +774,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether everything that waits still goes into a record: whoever begins a sync point by a spill
-    /// file, while the mirror is away, keeps all others waiting.
-    fn fits_one_record(&self) -> bool {
+    /// Whether everything that waits still goes into the log, with another write: whoever begins a
+    /// sync point by a spill file, while the mirror is away, keeps all others waiting. What waits is
+    /// a quarter of a log at most. A sync point spills from three eighths on (`Primary::must_spill`).
+    fn fits_the_log(&self) -> bool {
         let most = self.options.most_waiting;
-        self.state().tree.waiting() + self.waiting.load(Relaxed) <= most + most / 2
+        self.all_waiting(&self.state()) <= most + most / 4
     }
 
     /// Bytes that the kernel wrote back, from a mapping, were not taken. Call before it is told.
@@ -769,13 +818,31 @@ impl Fs {
         };
     }
 
-    /// Begins a sync point that no program asked for, if so much waits: of all, or in one file.
-    fn commit_early(&self, ino: u64, file: &FileBytes, many: bool) -> Result<()> {
+    /// Begins a sync point that no program asked for, if so much waits: in one file or, where a write
+    /// of `len` bytes has got no room, of all. Then it gets some.
+    fn commit_early<'a>(
+        &'a self,
+        ino: u64,
+        file: &FileBytes,
+        mut room: Option<Storing<'a>>,
+        len: usize,
+    ) -> Result<Storing<'a>> {
         let extents = || lock(&file.bytes).overlay.dirty_extents() > MOST_EXTENTS;
-        if !many && !extents() {
-            return Ok(());
+        if room.is_some() && extents() {
+            self.begin_early(ino, false)?;
         }
-        self.begin_early(ino, many)
+        loop {
+            if let Some(room) = room {
+                return Ok(room);
+            }
+            self.begin_early(ino, true)?;
+            room = self.reserve(&self.state(), len);
+            if room.is_none() && is_at_once() {
+                return Err(WOULD_WAIT);
+            }
+            // Others are storing what they were let in with.
+            std::thread::yield_now();
+        }
     }
 
     pub(crate) fn set(&self, ino: u64, want: &Wanted, asker: Asker) -> Result<Seen> {
@@ -1066,5 +1133,30 @@ impl Fs {
     /// From now on a file is read from `base` in place of its data file.
     pub(crate) fn read_from(&self, ino: u64, base: Arc<dyn File>) {
         lock(&self.file(ino).expect("a file").bytes).base = Some(base);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads that serve looked at the same time, and each let in a write of its own: together they had
+    /// more than the log takes, and the sync point of it all kept every call waiting for the mirror.
+    #[test]
+    fn writes_at_the_same_time_are_let_in_one_by_one() {
+        let (storing, waiting) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let new = |len| Storing::try_new(&storing, len, || waiting.load(Relaxed), 100);
+        let first = new(1000);
+        assert!(first.is_some(), "one write may have any size");
+        assert!(new(1).is_none());
+        // It is stored.
+        waiting.store(60, Relaxed);
+        drop(first);
+        let (second, third) = (new(40), new(1));
+        assert!(second.is_some() && third.is_some() && new(1).is_none());
+        waiting.store(101, Relaxed);
+        drop((second, third));
+        assert_eq!(storing.load(Relaxed), 0);
+        assert!(new(1).is_none());
     }
 }

@@ -132,8 +132,7 @@ pub(crate) struct Tree {
     number: u32,
     /// What the first cell says.
     promised: u32,
-    /// Nodes whose cells are to be written with the next sync point.
-    touched: BTreeSet<u64>,
+    touched: Touched,
     /// Files whose bytes go with the next sync point, as they were made or renamed: no name
     /// comes without the bytes that it had then.
     joined: BTreeSet<u64>,
@@ -143,10 +142,37 @@ pub(crate) struct Tree {
     pub(crate) longest: Longest,
 }
 
+/// Nodes whose cells are to be written with the next sync point.
+#[derive(Debug, Default)]
+struct Touched {
+    /// Each with the bytes of its cell, about.
+    nodes: BTreeMap<u64, usize>,
+    /// Those of all.
+    bytes: usize,
+}
+
+impl Touched {
+    /// A node's cell has the same length always.
+    fn insert(&mut self, ino: u64, attributes: &Attributes) {
+        let target = match &attributes.kind {
+            Kind::Link(target) => target.len(),
+            _ => 0,
+        };
+        let len = TOUCHED + target;
+        if self.nodes.insert(ino, len).is_none() {
+            self.bytes += len;
+        }
+    }
+
+    fn remove(&mut self, ino: u64) {
+        self.bytes -= self.nodes.remove(&ino).unwrap_or(0);
+    }
+}
+
 /// Most bytes of cells in one extent: a cell is written by itself, into the midst of an extent that
 /// was begun.
 const MOST_CELLS: usize = 16 << 10;
-/// Bytes that the cell of a node takes, about.
+/// Bytes that the cell of a node takes, about, beside a link's target.
 const TOUCHED: usize = 128;
 /// Most bytes of a node's extended attributes, names and values.
 const MOST_XATTRS: usize = 2 * MOST_VALUE;
@@ -176,7 +202,7 @@ impl Tree {
             numbers: HashMap::new(),
             number: 0,
             promised: 0,
-            touched: BTreeSet::new(),
+            touched: Touched::default(),
             joined: BTreeSet::new(),
             foreign: foreign.into_iter().collect(),
             longest: Longest::USUAL,
@@ -189,8 +215,8 @@ impl Tree {
         tree.take_cells(cells)?;
         if !tree.nodes.contains_key(&ROOT) {
             let root = attributes(Kind::Dir, 0o755, asker);
+            tree.touched.insert(ROOT, &root);
             tree.insert(ROOT, root, None);
-            tree.touched.insert(ROOT);
         }
         tree.check_shape()?;
         tree.reconcile(files, asker);
@@ -403,7 +429,7 @@ impl Tree {
     pub(crate) fn change(&mut self, ino: u64, f: impl FnOnce(&mut Attributes)) -> Result<()> {
         let node = self.nodes.get_mut(&ino).ok_or(Errno::STALE)?;
         f(&mut node.attributes);
-        self.touched.insert(ino);
+        self.touched.insert(ino, &node.attributes);
         Ok(())
     }
 
@@ -449,7 +475,7 @@ impl Tree {
 
     /// Bytes of names and attributes that are not begun, about.
     pub(crate) fn waiting(&self) -> usize {
-        self.names.dirty_bytes() + self.touched.len() * TOUCHED
+        self.names.dirty_bytes() + self.touched.bytes
     }
 
     /// Files whose names were made, changed or removed, and are not begun.
@@ -463,7 +489,7 @@ impl Tree {
         self.opened = 0;
         self.numbers.clear();
         self.was.clear();
-        self.touched.clear();
+        self.touched = Touched::default();
         self.joined.clear();
         self.names = Overlay::with_most(0, MOST_CELLS);
     }
@@ -924,8 +950,8 @@ impl Tree {
 
     fn add(&mut self, attributes: Attributes) -> u64 {
         let ino = self.next;
+        self.touched.insert(ino, &attributes);
         self.insert(ino, attributes, None);
-        self.touched.insert(ino);
         ino
     }
 
@@ -973,7 +999,7 @@ impl Tree {
         node.file().map(|f| self.numbers.remove(&f));
         node.place.into_iter().for_each(|p| self.erase(p));
         node.xattrs.into_values().for_each(|(_, p)| self.erase(p));
-        self.touched.remove(&ino);
+        self.touched.remove(ino);
         self.joined.remove(&ino);
     }
 
@@ -1000,7 +1026,7 @@ impl Tree {
 
     /// The cells of touched nodes are written. Call before [`Tree::changes`].
     pub(crate) fn write_touched(&mut self) {
-        for ino in std::mem::take(&mut self.touched) {
+        for ino in std::mem::take(&mut self.touched).nodes.into_keys() {
             let Some(node) = self.nodes.get(&ino) else {
                 continue;
             };
@@ -1074,6 +1100,42 @@ mod tests {
     use super::*;
 
     /// A path that the mirror cannot have was taken, and poisoned the mirror.
+    /// A link of 4,000 bytes counted as 128 until its sync point was begun. Those of a moment made that
+    /// one so large that it went through a spill file, and all calls waited for the mirror.
+    #[test]
+    fn what_waits_has_all_bytes_of_new_nodes() {
+        let asker = Asker {
+            uid: 0,
+            gid: 0,
+            now: crate::fs::now(),
+        };
+        let mut tree = Tree::load(None, &[], Vec::new(), asker, 1).unwrap();
+        let make = |tree: &mut Tree, n: usize, kind| {
+            let name = n.to_string();
+            tree.make(ROOT, name.as_bytes(), kind, 0o777, asker)
+                .unwrap()
+        };
+        let mut links = Vec::new();
+        for n in 0..40 {
+            links.push(make(&mut tree, n, Kind::Link(vec![b't'; 4000])));
+            make(&mut tree, 1000 + n, Kind::File(n as u32 + 7));
+        }
+        // Touched again, it is the same cell.
+        tree.change(links[0], |a| a.mode = 0o700).unwrap();
+        // One that goes leaves nothing.
+        tree.discard(links[1]);
+        let before = tree.waiting();
+        tree.write_touched();
+        let written = tree.waiting();
+        assert!(written <= before, "{before} were said, {written} are");
+        assert!(
+            before < written + 80 * TOUCHED,
+            "{before} were said, {written} are"
+        );
+        tree.begun(1);
+        assert_eq!(tree.waiting(), 0);
+    }
+
     #[test]
     fn a_path_that_a_node_cannot_have_is_refused() {
         let asker = Asker {

@@ -262,6 +262,50 @@ fn a_read_beside_calls_that_find_no_room_does_not_wait() {
     c.assert_equal();
 }
 
+/// Names that wait counted less than they take: links of 4,000 bytes as 128 each. Their sync point was larger
+/// than the log takes, went through a spill file, and kept all other calls waiting for the mirror.
+#[test]
+fn a_read_beside_links_that_find_no_room_does_not_wait() {
+    let c = Cluster::new(SYNC);
+    c.configure(&c.patient_text(SYNC).replace("4MiB", "1MiB"));
+    let _a = c.node("a");
+    let b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let known = open(&m.at.join("known"));
+    known.write_all_at(&[3; 64 * PAGE], 0).unwrap();
+    known.sync_all().unwrap();
+    let made = m.at.join("made");
+    fs::create_dir(&made).unwrap();
+    stop_all(&[b.child.id()]);
+    let (threads, many) = (Threads::default(), 1000);
+    std::thread::scope(|s| {
+        let stopped = Stopped(b.child.id());
+        let links = s.spawn(|| {
+            threads.join();
+            for n in 0..many {
+                symlink("t".repeat(4000), made.join(n.to_string())).unwrap();
+            }
+            File::open(&made).unwrap().sync_all().unwrap();
+        });
+        let looks = s.spawn(|| {
+            await_that("links that wait", || {
+                let waits = threads.asleep(1);
+                look_around(&m.at);
+                (waits && threads.asleep(1)).then_some(())
+            });
+        });
+        await_that("looks", || looks.is_finished().then_some(()));
+        looks.join().unwrap();
+        assert!(!links.is_finished());
+        drop(stopped);
+        links.join().unwrap();
+    });
+    drop(known);
+    assert_eq!(fs::read_dir(&made).unwrap().count(), many);
+    m.end();
+    c.assert_equal();
+}
+
 /// Whoever applies records holds a lock while the disk syncs, and a call that needed a data file, be it for
 /// its size on the disk, waited for it in a thread that serves. Eight such calls kept all others waiting, and
 /// one alone all that had to do with its file.
