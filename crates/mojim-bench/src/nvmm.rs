@@ -88,11 +88,11 @@ pub fn run(o: &NvmmOptions) -> io::Result<()> {
     };
     let machine = Machine::measured();
     for model in memories {
-        let emulator = Emulator::new(model, o.strict, machine.clone());
+        let emulator = Emulator::new(model, machine.clone());
         // Programs that read the rows get the model beside them.
         match o.json {
-            true => eprint!("{}", emulator.describe()),
-            false => println!("{}", emulator.describe()),
+            true => eprint!("{}", emulator.describe(o.strict)),
+            false => println!("{}", emulator.describe(o.strict)),
         }
         one_memory(o, &emulator)?;
     }
@@ -253,7 +253,7 @@ mod tests {
             read_ns: 90,
             line_ns: Vec::new(),
         };
-        Emulator::new(Model::named(name).unwrap(), false, machine)
+        Emulator::new(Model::named(name).unwrap(), machine)
     }
 
     /// Linux rounds msync's range to pages. With a memory that flushes modified lines only, it is not.

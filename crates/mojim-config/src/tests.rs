@@ -1318,6 +1318,21 @@ fn mistakes_about_failures_are_reported_at_once() {
     );
 }
 
+/// It acknowledged as persistent what is in memory alone, without a word.
+#[test]
+fn an_emulated_log_that_counts_as_persistent_is_warned_of() {
+    let warned = |log: &str| {
+        let c = parse(&EXAMPLE.replace("\"dram\"", log)).unwrap();
+        let all = c.warnings();
+        all.iter()
+            .any(|w| w.starts_with("node b: its log is in memory and counts as persistent"))
+    };
+    assert!(warned("\"pmem\", emulate = \"NVMM-Raw\""));
+    // A log of this medium is not taken for persistent.
+    assert!(!warned("\"dram\", emulate = \"NVMM-Raw\""));
+    assert!(!warned("\"dram\""));
+}
+
 #[test]
 fn warnings_say_what_protects_less_than_it_seems() {
     let warnings =

@@ -535,6 +535,15 @@ impl Config {
                     .to_owned(),
             );
         }
+        for node in self.nodes.values() {
+            if let (Some(memory), MediumKind::Pmem) = (node.log.emulate, node.log.medium) {
+                all.push(format!(
+                    "node {}: its log is in memory and counts as persistent (emulate = \"{memory}\"), \
+                     so a power failure loses what was committed; emulate is for measurements alone",
+                    node.name
+                ));
+            }
+        }
         for volume in self.volumes.values() {
             self.warn_of(volume, &mut all);
         }

@@ -7,7 +7,8 @@
 //!   where the instruction costs nothing here, by [`LINE_NS`].
 //! - **Bytes that a link writes** take write bandwidth, too. They are waited for only when more of them
 //!   wait than a cache holds, [`ROOM`]. They need no barrier (Mojim, 4.1: the network card writes into
-//!   the cache, and the mirror does not flush). In the strict model they wait as a flush does.
+//!   the cache, and the mirror does not flush). In the strict model the mirror flushes them, and they
+//!   are counted as flushed, not as arrived.
 //! - **A read** waits for the latency beyond this machine's own, once a page: the processor fetches
 //!   ahead within a page. Its bytes wait for the read bandwidth.
 //!
@@ -68,7 +69,6 @@ pub struct Totals {
 #[derive(Debug)]
 pub struct Emulator {
     model: Model,
-    strict: bool,
     clock: &'static Clock,
     machine: Machine,
     mode: FlushMode,
@@ -84,9 +84,8 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// A memory as slow as the model, on a machine that was measured. `strict`: bytes that arrive
-    /// wait as a flush does.
-    pub fn new(model: Model, strict: bool, machine: Machine) -> Emulator {
+    /// A memory as slow as the model, on a machine that was measured.
+    pub fn new(model: Model, machine: Machine) -> Emulator {
         let dram = machine.write_bytes_per_second;
         let bandwidth = |bytes| match bytes {
             Bytes::OfDram(1) => None,
@@ -110,7 +109,6 @@ impl Emulator {
             reads: bandwidth(model.read),
             clock: Clock::get(),
             model,
-            strict,
             machine,
             mode,
             line_ns,
@@ -164,9 +162,7 @@ impl Emulator {
         let now = self.clock.now();
         let bytes = bytes as u64;
         self.arrived.fetch_add(bytes, Relaxed);
-        if self.strict {
-            self.wait_for_lines(now, bytes.div_ceil(LINE as u64));
-        } else if let Some(b) = &self.writes {
+        if let Some(b) = &self.writes {
             self.clock.wait_until(b.take_behind(now, bytes, ROOM));
         }
     }
@@ -191,8 +187,8 @@ impl Emulator {
         }
     }
 
-    /// The model and its constants, for a report: a few lines.
-    pub fn describe(&self) -> String {
+    /// The model and its constants, for a report: a few lines. `strict`: the mirror flushes.
+    pub fn describe(&self, strict: bool) -> String {
         let mut t = format!("{}\n", self.model);
         let dram = self.machine.write_bytes_per_second as f64 / 1e9;
         let read = self.machine.read_ns;
@@ -212,8 +208,8 @@ impl Emulator {
                 "{name} costs nothing here: {ns} ns a line stand in its place"
             )
         };
-        let _ = if self.strict {
-            writeln!(t, "arriving bytes wait for bandwidth and barrier (strict)")
+        let _ = if strict {
+            writeln!(t, "the mirror flushes arriving bytes (strict)")
         } else {
             writeln!(
                 t,
@@ -244,20 +240,24 @@ mod tests {
         }
     }
 
-    fn emulator(name: &str, strict: bool) -> Emulator {
-        Emulator::new(Model::named(name).unwrap(), strict, machine(100))
+    fn emulator(name: &str) -> Emulator {
+        Emulator::new(Model::named(name).unwrap(), machine(100))
     }
 
     /// The least time of a run, until it is at most `enough`: a thread that loses its processor, or
     /// has a slow one, sees longer ones.
-    fn least(e: &Emulator, enough: u64, mut run: impl FnMut()) -> u64 {
+    fn least(e: &Emulator, enough: u64, run: impl FnMut()) -> u64 {
+        least_of(RUNS, e, enough, run)
+    }
+
+    fn least_of(runs: u32, e: &Emulator, enough: u64, mut run: impl FnMut()) -> u64 {
         let mut once = || {
             let begun = e.clock.now();
             run();
             e.clock.now() - begun
         };
         let mut least = u64::MAX;
-        for _ in 0..RUNS {
+        for _ in 0..runs {
             least = least.min(once());
             if least <= enough {
                 break;
@@ -268,9 +268,11 @@ mod tests {
 
     const RUNS: u32 = 300_000;
 
-    /// A delay is at most 5 % or 20 ns longer than its nominal time, and never shorter.
+    /// A delay is at most 5 % or 20 ns longer than its nominal time, and never shorter. Not counted is
+    /// what the clock takes, which each delay reads twice: on some machines more than 20 ns.
     fn assert_is_nominal(what: &str, e: &Emulator, nominal: u64, mut run: impl FnMut()) {
-        let most = nominal + (nominal / 20).max(20);
+        let clock = least_of(1000, e, 0, || _ = e.clock.now());
+        let most = nominal + (nominal / 20).max(20) + clock;
         for _ in 0..100 {
             let begun = e.clock.now();
             run();
@@ -294,7 +296,7 @@ mod tests {
         let at = page.0.as_mut_ptr();
         for model in Model::ALL {
             // Flushes cost nothing, so that each delay is the emulator's own.
-            let e = Emulator::new(model, false, machine(0));
+            let e = Emulator::new(model, machine(0));
             for lines in [1_u64, 8, 64] {
                 let bytes = lines * LINE as u64;
                 let per_second = match model.write {
@@ -329,21 +331,24 @@ mod tests {
         let mut page = Page([0; 4096]);
         let at = page.0.as_mut_ptr();
         let model = Model::named("PDRAM").unwrap();
-        let e = Emulator::new(model, false, machine(0));
+        let e = Emulator::new(model, machine(0));
         // SAFETY: as above.
         let took = least(&e, u64::MAX, || unsafe { e.flush(at, 4096, Stores::None) });
         assert!(took >= 64 * 150, "{took}");
-        assert!(e.describe().contains("clflush costs nothing here: 150 ns"));
         assert!(
-            emulator("PDRAM", false)
-                .describe()
+            e.describe(false)
+                .contains("clflush costs nothing here: 150 ns")
+        );
+        assert!(
+            emulator("PDRAM")
+                .describe(false)
                 .contains("takes its own time")
         );
     }
 
     #[test]
-    fn arriving_bytes_are_waited_for_behind_a_full_cache_or_in_the_strict_model() {
-        let e = emulator("NVMM-Raw", false);
+    fn arriving_bytes_are_waited_for_behind_a_full_cache() {
+        let e = emulator("NVMM-Raw");
         let took = (0..3_000).fold(u64::MAX, |t, _| {
             t.min(least(&e, u64::MAX, || e.arrived(4096)))
         });
@@ -351,23 +356,17 @@ mod tests {
         let totals = e.totals();
         assert_eq!((totals.arrived, totals.barriers), (3_000 * 4096, 0));
         // 2 * ROOM bytes arrive at once: the half is waited for, at 1.6 GB/s.
-        let e = emulator("PMEP", false);
+        let e = emulator("PMEP");
         let begun = e.clock.now();
         e.arrived(2 * ROOM as usize);
         assert!(e.clock.now() - begun >= ROOM * 10 / 16);
-        let strict = emulator("NVMM-Raw", true);
-        let took = (0..3_000).fold(u64::MAX, |t, _| {
-            t.min(least(&strict, u64::MAX, || strict.arrived(4096)))
-        });
-        assert!(took >= 4096 * 10 / 16 + 1_000, "{took}");
-        assert_eq!(strict.totals().barriers, 3_000);
     }
 
     /// WOF reads a line and writes it again. A store of another thread in between would be lost.
     #[test]
     fn wof_loses_no_store_of_another_thread() {
         let word = AtomicU64::new(0);
-        let e = emulator("NVMM-WOF", false);
+        let e = emulator("NVMM-WOF");
         const STORES: u64 = 1_000_000;
         std::thread::scope(|s| {
             let stores = s.spawn(|| (0..STORES).for_each(|_| _ = word.fetch_add(1, Relaxed)));
@@ -381,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_range_counts_the_lines_that_it_touches() {
-        let e = emulator("PDRAM", false);
+        let e = emulator("PDRAM");
         let bytes = vec![0_u8; 4096];
         let at = bytes[bytes.as_ptr().align_offset(64)..].as_ptr();
         for (from, len, lines) in [(0, 64, 1), (63, 2, 2), (1, 1, 1), (60, 128, 3)] {

@@ -27,7 +27,7 @@ impl Emulated {
     pub fn of(node: &Node) -> Emulated {
         Emulated(node.log.emulate.map(|memory| {
             let model = Model::named(memory.as_str()).expect("each word has a model");
-            Arc::new(Emulator::new(model, false, Machine::measured()))
+            Arc::new(Emulator::new(model, Machine::measured()))
         }))
     }
 
@@ -110,7 +110,70 @@ impl Env for Over {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mojim_config::EmulatedMemory;
+    use mojim_config::{EmulatedMemory, MediumKind};
+    use mojim_format::{Op, OpKind, RecordWriter};
+    use mojim_store::log::{Log, LogIdentity, LogSpec};
+
+    /// What a mirror's log has its memory do for a record that a link has brought.
+    fn arrives(medium: MediumKind) -> crate::emulator::Totals {
+        let machine = Machine {
+            write_bytes_per_second: 8_000_000_000,
+            read_ns: 90,
+            line_ns: Vec::new(),
+        };
+        let model = Model::named("NVMM-Raw").unwrap();
+        let emulator = Arc::new(Emulator::new(model, machine));
+        let env = Emulated(Some(emulator.clone())).over(Os::new().unwrap());
+        let dir = Path::new("/dev/shm");
+        let spec = LogSpec {
+            lane: 0,
+            medium,
+            path: dir.join(format!("mojim-arrives-log-{}", std::process::id())),
+            ring: dir.join(format!("mojim-arrives-ring-{}", std::process::id())),
+            size: 64 << 10,
+        };
+        let paths = [spec.path.clone(), spec.ring.clone()];
+        let known = LogIdentity {
+            incarnation: 5,
+            nonce: 6,
+            or: 0,
+        };
+        let log = Log::open(&env, spec, 64, known, 0, None).unwrap().0;
+        log.own(known);
+        let len = RecordWriter::len_for(1, 64);
+        let at = log.fit(log.head(), len);
+        // SAFETY: nobody else appends to this log.
+        let slot = unsafe { log.slot(log.head(), at, len, 7, 1) };
+        let mut w = RecordWriter::new(slot, 1);
+        w.op(Op {
+            file: 1,
+            kind: OpKind::Write,
+            offset: 0,
+            len: 64,
+        });
+        w.payload(&[1; 64]);
+        w.finish(7, 1, 1, 0, true, 0);
+        log.publish(at, len);
+        let before = emulator.totals();
+        log.persist_arrived(log.head()).unwrap();
+        let now = emulator.totals();
+        paths.iter().for_each(|p| _ = env.remove_memory(p));
+        crate::emulator::Totals {
+            flushed: now.flushed - before.flushed,
+            barriers: now.barriers - before.barriers,
+            arrived: now.arrived - before.arrived,
+            read: now.read - before.read,
+        }
+    }
+
+    /// In the strict model each byte took the bandwidth twice: as one that arrived, and as flushed.
+    #[test]
+    fn what_a_link_brings_is_counted_once() {
+        let paper = arrives(MediumKind::Dram);
+        assert!(paper.arrived > 0 && paper.flushed == 0 && paper.barriers == 0);
+        let strict = arrives(MediumKind::Pmem);
+        assert!(strict.arrived == 0 && strict.flushed > 0 && strict.barriers == 1);
+    }
 
     #[test]
     fn each_word_of_the_configuration_has_its_model() {
@@ -125,11 +188,7 @@ mod tests {
             read_ns: 90,
             line_ns: Vec::new(),
         };
-        let emulator = Arc::new(Emulator::new(
-            Model::named("NVMM-Raw").unwrap(),
-            false,
-            machine,
-        ));
+        let emulator = Arc::new(Emulator::new(Model::named("NVMM-Raw").unwrap(), machine));
         let emulated = Emulated(Some(emulator.clone()));
         let env = emulated.over(Os::new().unwrap());
         let path = Path::new("/dev/shm").join(format!("mojim-emulated-{}", std::process::id()));

@@ -228,7 +228,7 @@ pub struct Log {
     fresh: bool,
     /// The memory was this log's before it was opened.
     known: bool,
-    /// The environment is told of the bytes that a link brings.
+    /// The environment is told of the bytes that a link brings: those that no flush tells it of.
     counts_arrivals: bool,
 }
 
@@ -304,6 +304,7 @@ impl Log {
             }
         };
         let mut log = Log {
+            counts_arrivals: env.counts_arrivals() && matches!(medium, Medium::Dram),
             env: env.clone(),
             memory,
             medium,
@@ -313,7 +314,6 @@ impl Log {
             start: Alone(AtomicU64::new(start)),
             fresh: closed.is_some(),
             known: false,
-            counts_arrivals: env.counts_arrivals(),
             spec,
         };
         let is = |any_boot| Self::is_of(&*log.env, &log.spec, &log.memory, known, any_boot);
@@ -826,8 +826,9 @@ impl Log {
     }
 
     /// A link has brought what is appended up to `to`. Makes it persistent.
+    #[inline]
     pub fn persist_arrived(&self, to: u64) -> Result<()> {
-        if self.counts_arrivals && !matches!(self.medium, Medium::Disk(_)) {
+        if self.counts_arrivals {
             let bytes = to.saturating_sub(self.persisted());
             self.env.arrived(bytes as usize);
         }
