@@ -163,6 +163,8 @@ const START: &str = "start `mojim node` there. If it hangs, end it first. If it 
 const VOTERS: &str = "look again in a few seconds. If it stays so, mend the cause that the messages name: room, or a disk. A running daemon tries again every second. Start a daemon again that has ended";
 const VOTER: &str = "mend the cause that the message names: room, or a disk. A running daemon tries again every second. A daemon that you start before that ends with the error: start it again afterwards";
 const READS: &str = "look again in a few seconds. If it stays so, mend the cause that the message names: room, a disk, or a node that does not answer";
+/// It would make a voter forget what it promised.
+const NO_BACKUP: &str = "Never put a backup or a snapshot of a directory of votes back";
 /// `findings` puts in its place who does it, and where.
 const PROGRAM: &str = "nothing, if this passes: the primary brings the other copies up to date";
 const JOINS: &str = "nothing, if this passes: the primary takes back a node that answers. If it stays so, read the messages of the program and of the other nodes' daemons";
@@ -592,19 +594,26 @@ fn of_voters(expected: &Expected<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What to do about a voter that does not vote because of its directory of votes, for `why`.
+/// What to do about a voter that does not vote because of its directory of votes, for `why`, in the words
+/// of `mojim-views`.
 fn of_admission(name: &str, why: &str) -> Option<String> {
     let says = |words: &str| why.contains(words);
-    if says("was given up by `mojim replace --same-name`") {
-        return Some("end the daemon there. If this node has another directory of votes, go on with that one. If it has none, move `.mojim/views` of its directory elsewhere, keep it, and start the daemon: the voters admit its new directory".to_owned());
-    }
-    if says("`mojim replace --same-name") {
-        return Some(format!(
+    let todo = if says("a register was begun anew beside this one") {
+        "remove nothing. Keep the directories of votes (`.mojim/views`) of all voters. docs/how-to/status/voter.md says the rest".to_owned()
+    } else if says("was given up by `mojim replace --same-name`") {
+        "end the daemon there. If this node has another directory of votes, go on with that one. If it has none, move `.mojim/views` of its directory elsewhere, keep it, and start the daemon: the voters admit its new directory".to_owned()
+    } else if says("was admitted as a voter with another directory of votes") {
+        format!(
             "look first whether the earlier directory of votes still exists, for example on a file system that is not mounted. If so, end the daemon, bring that directory back, and start the daemon. Only if it is lost for good, run `mojim replace --same-name {name}`: more than half of the voters have to agree, without this one"
-        ));
-    }
-    let waits = says("is not admitted as a voter yet") || says("asks the other voters");
-    waits.then(|| "nothing, if this passes: the voters admit it by themselves, in seconds, while more than half of them vote. If it stays so, look at the findings of the other voters".to_owned())
+        )
+    } else if says("is of an earlier time") || says("Keep this voter stopped") {
+        format!(
+            "look first whether the directory of votes of now still exists, for example on a file system that is not mounted. If so, go on with that one. Only if it is lost for good, end the daemon, move `.mojim/views` of its directory elsewhere, keep it, and start the daemon. Then run `mojim replace --same-name {name}`"
+        )
+    } else {
+        return None;
+    };
+    Some(format!("{todo}. {NO_BACKUP}"))
 }
 
 /// What to do about a finding that was caused by one of `node`, if `node` has such a finding.
@@ -689,6 +698,10 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], findings: &mut V
     }
 }
 
+const CHANGED_PAGE: &str = "docs/how-to/status/strangers.md says the rest";
+/// Where no copy is known to be the right one.
+const DECIDE_CHANGED: &str = "end the program that changed them, and the volume's program. Keep a copy of the volume's directory of each node. `mojim verify` says where the copies differ. Repair and promote no node before you know which bytes are right. docs/how-to/status/strangers.md says the rest";
+
 /// Most files that a finding names.
 const MOST_NAMED: usize = 5;
 
@@ -738,24 +751,35 @@ fn of_unmanaged_files(n: &Value, nodes: &[Value], findings: &mut Vec<Finding>) {
 }
 
 /// What to do where files of the volume were changed past Mojim. `mojim repair` takes the primary's
-/// bytes, whichever they are.
+/// bytes, whichever they are. Pages that were cut off must not become readable while a program runs:
+/// it would commit their zeros.
 fn changed(n: &Value, nodes: &[Value]) -> String {
     let name = text(n, "node");
-    let leads = leader(nodes).is_some_and(|p| p["node"] == n["node"]);
-    if !leads {
+    let others = || nodes.iter().filter(|m| m["node"] != n["node"]);
+    let is_good = |m: &&Value| is_usable(m) && is_level(m, nodes);
+    let is_gone =
+        |m: &Value| m["reachable"] == true && ["new", "empty"].contains(&text(m, "state"));
+    if others().all(is_gone) {
         return format!(
-            "end the program that changed them. `mojim verify` says where the copies differ. Then `mojim repair --name {name}` takes the primary's bytes"
+            "end the program that changed them, and the volume's program. Keep a copy of {}. No other node has the files: restore them from where they were changed, or from a backup. {CHANGED_PAGE}",
+            text(&n["strangers"], "path")
         );
     }
-    let goes_on = match mirror_by_view(nodes) {
-        Some(mirror) => format!(
-            "Then end the volume's program, run `mojim promote --name {mirror} --wait`, start the program on node {mirror}, and run `mojim repair --name {name}`"
+    let is_changed = |m: &Value| m["strangers"]["changed_count"].as_u64().unwrap_or(0) > 0;
+    let primary = leader(nodes).filter(|_| !others().any(is_changed));
+    match primary {
+        Some(p) if p["node"] != n["node"] && is_usable(p) => format!(
+            "end the program that changed them. `mojim verify` says where the copies differ. Then `mojim repair --name {name}` takes the primary's bytes"
         ),
-        None => "There is no other copy to take bytes from but a backup or an export".to_owned(),
-    };
-    format!(
-        "end the program that changed them. Repair no other node now: it would get the bytes of this one, the primary. Give each file its length again, which the message names (`truncate -s`). {goes_on}"
-    )
+        Some(p) if p["node"] == n["node"] => {
+            let mirror = mirror_by_view(nodes);
+            let mirror = mirror.filter(|m| others().filter(is_good).any(|o| o["node"] == *m));
+            mirror.map_or(DECIDE_CHANGED.to_owned(), |mirror| format!(
+                "end the program that changed them. `mojim verify` says where the copies differ. Repair no other node now: it would get the bytes of this one, the primary. End the volume's program, run `mojim promote --name {mirror} --wait`, start the program on node {mirror}, and run `mojim repair --anew --name {name}`. {CHANGED_PAGE}"
+            ))
+        }
+        _ => DECIDE_CHANGED.to_owned(),
+    }
 }
 
 /// The finding of a node that does not answer, refuses, or cannot use its copy, for `e`.
@@ -1087,7 +1111,8 @@ fn of_copy(n: &Value, nodes: &[Value], leads: bool, findings: &mut Vec<Finding>)
             let process = n["pid"].as_u64();
             let process = process.map_or(String::new(), |pid| format!(" (process {pid})"));
             finding.todo = format!(
-                "end the program on node {name}{process}: it can commit nothing more, and while it runs this copy does not follow. Then this copy is brought up to date"
+                "if you want what only this node has, copy its directory first. Then end the program on node {name}{process}: while it runs, this copy does not follow. After that: {}",
+                brought(name, nodes)
             )
             .into();
         }

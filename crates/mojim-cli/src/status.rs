@@ -17,7 +17,7 @@ use crate::health::{
 };
 use crate::heard;
 use crate::output;
-use crate::typed::typed;
+use crate::typed::{typed, with_volume};
 
 /// The version of the document of `--json`. It grows when a key changes its meaning or goes, not when
 /// one is new.
@@ -238,21 +238,29 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> (Val
         vote
     };
     let passes = findings.iter().all(Finding::passes);
+    let several = config.volumes.len() > 1;
     let row = json!({
         "volume": v.name,
         "mode": v.mode.as_str(),
         "ok": findings.is_empty(),
-        "ills": findings.iter().map(|i| dated(to_type(i.to_json(&v.name)), &nodes)).collect::<Vec<_>>(),
+        "ills": findings.iter().map(|i| dated(to_type(i.to_json(&v.name), several), &nodes)).collect::<Vec<_>>(),
         "nodes": nodes,
         "voters": voters.iter().map(vote).collect::<Vec<_>>(),
     });
     (row, passes)
 }
 
-/// A finding whose commands can be typed.
-fn to_type(mut finding: Value) -> Value {
+/// A finding whose commands can be typed. `several`: they need the volume's name.
+fn to_type(mut finding: Value, several: bool) -> Value {
+    let volume = finding["volume"].as_str().filter(|_| several);
+    let volume = volume.map(str::to_owned);
     for key in ["text", "do"] {
-        finding[key] = json!(typed(finding[key].as_str().unwrap_or("")));
+        let text = finding[key].as_str().unwrap_or("");
+        let text = match &volume {
+            Some(volume) => with_volume(text, volume),
+            None => text.into(),
+        };
+        finding[key] = json!(typed(&text));
     }
     finding
 }

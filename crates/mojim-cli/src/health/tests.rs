@@ -385,10 +385,10 @@ fn commands_of_a_finding_name_the_node() {
     }
 }
 
-/// The advice was to mend a disk and to make room, of a voter with another directory of votes, or of
-/// one that had just begun.
+/// The advice was to mend a disk and to make room, of a voter with another directory of votes. Then it was
+/// to bring an earlier directory back, also of one whose directory was damaged or outdated.
 #[test]
-fn a_voter_that_is_not_admitted_needs_no_room() {
+fn a_directory_of_votes_that_does_not_count_has_its_advice() {
     let todo = |why: &str| {
         let mut voters = voters(None);
         voters[2].down = Some(why.to_owned());
@@ -397,24 +397,35 @@ fn a_voter_that_is_not_admitted_needs_no_room() {
         assert_eq!(i.node, "w");
         let todo = i.todo.into_owned();
         assert!(!todo.contains("room") && !todo.contains("empty"), "{todo}");
-        assert!(!todo.contains("remove"), "{todo}");
+        let never = "Never put a backup or a snapshot of a directory of votes back";
+        assert!(todo.ends_with(never), "{todo}");
         todo
     };
-    let other = "node w was admitted as a voter with another directory of votes. `mojim replace --same-name w` has it admitted";
-    let says = todo(other);
-    assert!(says.contains("Only if it is lost for good, run `mojim replace --same-name w`"));
-    assert!(says.contains("bring that directory back"), "{says}");
-    let says = todo(
-        "this directory of votes was given up by `mojim replace --same-name`: another has its place",
-    );
+    let top = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../mojim-views/src");
+    let views = ["net.rs", "disk.rs"].map(|f| std::fs::read_to_string(top.join(f)).unwrap());
+    let printed = |words: &'static str| {
+        assert!(views.iter().any(|v| v.contains(words)), "{words}");
+        todo(words)
+    };
+    let replace = "Only if it is lost for good, run `mojim replace --same-name w`";
+    let says = printed("was admitted as a voter with another directory of votes");
+    assert!(says.contains("bring that directory back, and start the daemon"));
+    assert!(says.contains(replace), "{says}");
+    let says = printed("was given up by `mojim replace --same-name`: another has its place");
     assert!(says.contains("elsewhere, keep it"), "{says}");
-    for why in [
-        "node w is not admitted as a voter yet",
-        "node w asks the other voters what they have heard of it",
+    for words in [
+        "is of an earlier time: node {teller} heard it promise more",
+        "Keep this voter stopped and its directory as it is",
     ] {
-        let says = todo(why);
-        assert!(says.starts_with("nothing, if this passes"), "{says}");
+        let says = printed(words);
+        let away = "move `.mojim/views` of its directory elsewhere, keep it, and start the daemon. Then run `mojim replace --same-name w`";
+        assert!(says.contains(away), "{says}");
+        assert!(!says.contains("bring that directory back"), "{says}");
     }
+    let says = printed("a register was begun anew beside this one");
+    let keeps = "remove nothing. Keep the directories of votes (`.mojim/views`) of all voters";
+    assert!(says.starts_with(keeps), "{says}");
+    assert!(says.contains("docs/how-to/status/voter.md"), "{says}");
 }
 
 /// The advice was to make room "on that file system".
@@ -453,32 +464,71 @@ fn a_full_disk_is_named_with_the_room_that_it_lacks() {
     assert!(todo.starts_with(says), "{todo}");
 }
 
-/// `mojim repair` was advised on the primary, whose changed bytes all other copies then got.
+/// `mojim repair` was advised on the primary, whose changed bytes all other copies then got. Then it was
+/// `truncate` under a running program, which committed the zeros of pages that had been cut off.
 #[test]
 fn files_that_were_changed_on_the_primary_are_not_spread() {
-    let mut nodes = cluster();
     let todo = |nodes: &[Value]| {
         let all = findings(&expected(&voters(None)), nodes);
         let i = all.into_iter().find(|i| i.kind == "strangers").unwrap();
+        assert!(!i.todo.contains("truncate"), "{i:?}");
         i.todo.into_owned()
     };
-    nodes[0]["strangers"] = json!({ "path": "/x", "changed": ["f"], "changed_count": 1 });
-    let says = todo(&nodes);
-    let promote = "`mojim promote --name b --wait`";
-    let repair = "`mojim repair --name a`";
-    assert!(
-        says.find(promote).unwrap() < says.find(repair).unwrap(),
-        "{says}"
-    );
-    assert!(says.contains("Repair no other node now"), "{says}");
+    let changed = json!({ "path": "/x", "changed": ["f"], "changed_count": 1 });
     let mut nodes = cluster();
-    nodes[1]["strangers"] = json!({ "path": "/x", "changed": ["f"], "changed_count": 1 });
+    nodes[0]["strangers"] = changed.clone();
+    let says = todo(&nodes);
+    let steps = [
+        "`mojim verify`",
+        "Repair no other node now",
+        "End the volume's program",
+        "`mojim promote --name b --wait`",
+        "`mojim repair --anew --name a`",
+    ];
+    let at = steps.map(|s| says.find(s).unwrap_or_else(|| panic!("{s}: {says}")));
+    assert!(at.is_sorted(), "{says}");
+    let mut nodes = cluster();
+    nodes[1]["strangers"] = changed.clone();
     assert!(todo(&nodes).contains("`mojim repair --name b` takes the primary's bytes"));
     nodes[1]["strangers"] = json!({ "path": "/x", "unknown": ["f"], "unknown_count": 1 });
     assert!(todo(&nodes).contains("on node a, the primary: `mojim import --name a FILE`"));
+    // Without another copy there is nothing to promote, or to repair from.
+    nodes.truncate(1);
+    nodes[0]["strangers"] = changed;
+    let says = todo(&nodes);
+    assert!(says.contains("Keep a copy of /x"), "{says}");
+    assert!(says.contains("or from a backup"), "{says}");
+    assert!(!says.contains("`mojim"), "{says}");
 }
 
-/// "Nothing, if this passes" was said of a copy that a program kept from following.
+/// A mirror whose files were changed too, or which lacked something, was to be promoted.
+#[test]
+fn where_no_copy_is_known_to_be_right_changed_files_are_decided_by_hand() {
+    let changed = json!({ "path": "/x", "changed": ["f"], "changed_count": 1 });
+    let is_open = |at: usize, worsen: &dyn Fn(&mut [Value])| {
+        let mut nodes = cluster();
+        nodes[at]["strangers"] = changed.clone();
+        worsen(&mut nodes);
+        let all = findings(&expected(&voters(None)), &nodes);
+        let of_files = all.into_iter().filter(|i| i.kind == "strangers");
+        let all: Vec<Finding> = of_files.collect();
+        assert!(!all.is_empty());
+        for i in all {
+            assert_eq!(i.todo, DECIDE_CHANGED);
+        }
+    };
+    assert!(DECIDE_CHANGED.contains("Keep a copy of the volume's directory of each node"));
+    assert!(DECIDE_CHANGED.contains(CHANGED_PAGE));
+    is_open(0, &|nodes| nodes[1]["strangers"] = changed.clone());
+    is_open(1, &|nodes| nodes[2]["strangers"] = changed.clone());
+    is_open(0, &|nodes| nodes[1]["last_lsn"] = json!(80));
+    is_open(0, &|nodes| nodes[1]["error"] = json!("damaged"));
+    is_open(0, &|nodes| nodes[0]["view"]["mirror"] = json!(""));
+    is_open(1, &|nodes| nodes[0]["error"] = json!("damaged"));
+}
+
+/// "Nothing, if this passes" was said of a copy that a program kept from following. Then it was not said
+/// that what only this copy has is lost, nor that the primary's daemon has to be started.
 #[test]
 fn a_program_that_keeps_a_former_primary_from_following_is_to_end() {
     let mut nodes = cluster();
@@ -492,8 +542,14 @@ fn a_program_that_keeps_a_former_primary_from_following_is_to_end() {
     assert!(of_d(&nodes).starts_with("nothing, if this passes"));
     nodes[3]["attached"] = json!(true);
     nodes[3]["pid"] = json!(77);
-    let says = "end the program on node d (process 77)";
+    let says = "if you want what only this node has, copy its directory first. Then end the program on node d (process 77)";
     assert!(of_d(&nodes).starts_with(says), "{}", of_d(&nodes));
+    let then = "After that: nothing, if this passes: the program on node a";
+    assert!(of_d(&nodes).contains(then), "{}", of_d(&nodes));
+    let mut away = nodes.clone();
+    away[0] = json!({ "node": "a", "reachable": false, "error": "gone" });
+    let then = "After that: start `mojim node --name a` on node a, the primary";
+    assert!(of_d(&away).contains(then), "{}", of_d(&away));
     nodes[3]["copy_error"] = json!({ "text": "no space left", "seconds_ago": 3 });
     assert_eq!(of_d(&nodes), ROOM_TO_COPY);
 }
