@@ -713,6 +713,17 @@ pub fn columns<const N: usize>(rows: &[[String; N]]) -> String {
 mod tests {
     use super::*;
 
+    /// Beside another volume, the commands of a finding ended with the question which volume it is.
+    #[test]
+    fn commands_of_a_finding_name_the_volume_beside_others() {
+        let todo = |several| {
+            let finding = json!({ "volume": "v", "text": "t", "do": "`mojim promote --name b`" });
+            to_type(finding, several)["do"].clone()
+        };
+        assert_eq!(todo(false), "`mojim promote --name b`");
+        assert_eq!(todo(true), "`mojim promote --volume v --name b`");
+    }
+
     /// A finding said what to do in one line, and not where there is more about it.
     #[test]
     fn each_finding_is_printed_with_its_page() {
