@@ -1,11 +1,13 @@
 //! `mojim bench all`: every measurement, one after the other, and one report of them.
 //!
 //! - `all/plan.rs` has the measurements and their options, `all/needs.rs` what they need.
-//! - `all/runner.rs` runs one and keeps its rows, `all/noise.rs` says how steady the machine is.
+//! - `all/runner.rs` runs one and keeps its rows. `all/child.rs` has its process and its limit.
+//! - `all/noise.rs` says how steady the machine is.
 //! - `all/adapters.rs` makes the rows of each into those of the report (`all/rows.rs`).
 //! - `all/catalog.rs` has the figures (`all/figures.rs`). `all/plot.rs` draws them with the axes of
 //!   `all/axis.rs`, and `all/page.rs` makes the page.
-//! - `all/machine.rs` describes the machine.
+//! - `all/machine.rs` describes the machine. `all/origin.rs` tells rows of another one.
+//! - `all/place.rs` has the directory of the report.
 //!
 //! Invariant: a measurement that fails or is skipped keeps no other one from its turn, and stands
 //! in the report.
@@ -13,18 +15,19 @@
 pub(crate) mod adapters;
 mod axis;
 mod catalog;
+mod child;
 mod figures;
 mod machine;
 mod needs;
 mod noise;
+mod origin;
 mod page;
+mod place;
 pub(crate) mod plan;
 mod plot;
 mod rows;
 mod runner;
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -34,9 +37,11 @@ use mojim_cli::failure::{Done, Failure, say_on_stderr};
 use adapters::{AGAIN, STATE};
 use machine::Machine;
 use noise::{Noise, Point};
+use origin::Origin;
+use place::{Place, remove};
 use plan::{Length, PLAN, Planned};
 use rows::{Measurement, Results, Row, Settings};
-use runner::Made;
+use runner::{Made, Runner};
 
 /// Measure everything, and make one report: JSON, CSV, and a page with figures.
 ///
@@ -81,13 +86,14 @@ impl All {
     pub fn run(self) -> Done {
         let begin = Instant::now();
         let dir = self.dir.clone().unwrap_or_else(std::env::temp_dir);
-        let at = |what: &Path| {
-            let what = what.to_owned();
-            move |e| Failure::failed(format!("{}: {e}", what.display()))
-        };
-        let rows = self.report.join("rows");
-        fs::create_dir_all(&rows).map_err(at(&rows))?;
+        child::end_on_signals()?;
+        let place = Place::take(&self.report)?;
+        let rows = place.directory("rows")?;
         let mut machine = Machine::here(&dir);
+        let runner = Runner {
+            origin: Origin::here(&machine)?,
+            limit: self.length().limit(),
+        };
         let mut points = vec![Point::now("begin")];
         let wanted: Vec<&Planned> = PLAN.iter().filter(|p| self.wants(p.name)).collect();
         let mut measurements = Vec::new();
@@ -99,7 +105,7 @@ impl All {
                 i + 1,
                 wanted.len()
             ));
-            let (m, calm) = self.one(p, &dir, &rows);
+            let (m, calm) = self.one(p, &dir, &rows, &runner);
             say(&ending(&m));
             measurements.push(m);
             points.extend(calm);
@@ -114,7 +120,7 @@ impl All {
             noise: Noise::of(points),
             measurements,
         };
-        self.write(&results)?;
+        self.write(&results, &place)?;
         let failed = results.measurements.iter().any(|m| m.failed.is_some());
         Ok(u8::from(failed))
     }
@@ -136,7 +142,7 @@ impl All {
     fn settings(&self, dir: &Path) -> Settings {
         Settings {
             length: self.length().name().to_owned(),
-            program: runner::program(),
+            program: origin::program(),
             directory: dir.to_string_lossy().into_owned(),
             only: self.only.clone(),
             skip: self.skip.clone(),
@@ -144,7 +150,13 @@ impl All {
     }
 
     /// One measurement: taken, skipped, made or failed. Also how steady the machine was then.
-    fn one(&self, p: &Planned, dir: &Path, rows: &Path) -> (Measurement, Option<Point>) {
+    fn one(
+        &self,
+        p: &Planned,
+        dir: &Path,
+        rows: &Path,
+        runner: &Runner,
+    ) -> (Measurement, Option<Point>) {
         let parts = runner::parts(p, self.length(), dir);
         let file = rows.join(p.name).with_extension("json");
         let mut m = Measurement {
@@ -157,10 +169,13 @@ impl All {
             notes: Vec::new(),
             rows: Vec::new(),
         };
-        let earlier = match self.anew {
-            true => None,
-            false => runner::earlier(&file, &parts),
-        };
+        if self.anew
+            && let Err(e) = remove(&file)
+        {
+            m.failed = Some(format!("{}: {e}", file.display()));
+            return (m, None);
+        }
+        let earlier = runner.earlier(&file, &parts);
         m.taken = earlier.is_some();
         let made = match earlier {
             Some(made) => Ok(made),
@@ -174,7 +189,7 @@ impl All {
                     m.skipped = Some(text);
                     return (m, None);
                 }
-                None => runner::measure(p.name, &parts, &file),
+                None => runner.measure(p.name, &parts, &file),
             },
         };
         match made.and_then(|made| Ok((adapted(p, &made)?, made))) {
@@ -196,37 +211,34 @@ impl All {
     }
 
     /// Writes the report.
-    fn write(&self, r: &Results) -> Result<(), Failure> {
-        let figures = self.report.join("figures");
-        fs::create_dir_all(&figures)?;
+    fn write(&self, r: &Results, place: &Place) -> Result<(), Failure> {
+        let figures = place.directory("figures")?;
         let page = page::page(r).map_err(Failure::failed)?;
+        let (mut files, mut stale) = (Vec::new(), Vec::new());
         for f in catalog::figures() {
-            let file = figures.join(f.id).with_extension("svg");
-            let picture = page.pictures.iter().find(|(id, _)| *id == f.id);
-            match picture {
-                Some((_, svg)) => fs::write(&file, svg)?,
+            let name = format!("{}.svg", f.id);
+            match page.pictures.iter().find(|(id, _)| *id == f.id) {
+                Some((_, svg)) => {
+                    files.push((Path::new("figures").join(name), svg.clone().into_bytes()))
+                }
                 // That of an earlier run would be taken for one of this.
-                None => fs::remove_file(&file).or_else(absent)?,
+                None => stale.push(figures.join(name)),
             }
         }
-        let json = serde_json::to_vec_pretty(r)?;
-        fs::write(self.report.join("results.json"), json)?;
-        fs::write(self.report.join("results.csv"), rows::csv(&r.measurements))?;
-        let index = self.report.join("index.html");
-        fs::write(&index, page.html)?;
+        let csv = rows::csv(&r.measurements).into_bytes();
+        files.push(("results.csv".into(), csv));
+        files.push(("index.html".into(), page.html.into_bytes()));
+        files.push(("results.json".into(), serde_json::to_vec_pretty(r)?));
+        place.put(&files)?;
+        for file in stale {
+            remove(&file)?;
+        }
         if let Some(warning) = &r.noise.warning {
             say(warning);
         }
+        let index = self.report.join("index.html");
         say(&format!("the report is {}", index.display()));
         Ok(())
-    }
-}
-
-/// Fine: there is nothing to remove.
-fn absent(e: io::Error) -> io::Result<()> {
-    match e.kind() {
-        io::ErrorKind::NotFound => Ok(()),
-        _ => Err(e),
     }
 }
 

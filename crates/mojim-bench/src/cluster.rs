@@ -3,7 +3,8 @@
 //! The cluster has two nodes. `a` is the program's, and its log is on the disk. The mirror `b` is a
 //! process of its own, and its log is in memory, or on an emulated disk.
 //!
-//! Invariant: a node process ends when its value is dropped.
+//! Invariant: a node process ends when its value is dropped, and when the thread that started it
+//! ends.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -16,6 +17,7 @@ use mojim_cli::beside::mojim;
 
 use crate::emulated;
 use crate::measure::{Subject, prepared};
+use crate::orphan::ends_with_us;
 
 /// A node process that ends with its starter.
 pub(crate) struct NodeProcess(Child);
@@ -38,6 +40,8 @@ impl NodeProcess {
 
     fn of(mut command: Command) -> io::Result<NodeProcess> {
         command.stdin(Stdio::null()).stdout(Stdio::null());
+        // A measurement that is killed drops nothing.
+        ends_with_us(&mut command, libc::SIGKILL);
         Ok(NodeProcess(command.stderr(Stdio::null()).spawn()?))
     }
 

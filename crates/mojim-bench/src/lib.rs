@@ -28,7 +28,7 @@
 //! - [`words`] the command line of the program.
 //! - [`emulated`] a mirror whose log is on a disk that writes in a given time. (Emulated memory is
 //!   `mojim-emulate`'s.)
-//! - `cluster` the two nodes that benchmarks measure.
+//! - `cluster` the two nodes that benchmarks measure. `orphan` has children end with this process.
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! The program calls [`peers::maybe_run_peer`] first thing in `main`.
@@ -49,6 +49,7 @@ pub mod log;
 pub mod measure;
 pub mod nvmm;
 pub mod on_mounts;
+mod orphan;
 pub mod peers;
 pub mod pmemobj;
 pub mod processes;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use crate::emulated::MOST_MICROS;
+use crate::orphan::ends_with_us;
 use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -130,6 +131,8 @@ impl Programs {
         c.process_group(0);
         // SAFETY: makes two system calls.
         unsafe { c.pre_exec(signals::unblock_interrupt) };
+        // It cleans up also where nobody can pass on a signal any more.
+        ends_with_us(&mut c, libc::SIGINT);
         Ok(c)
     }
 }

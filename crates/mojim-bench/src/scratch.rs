@@ -48,6 +48,17 @@ impl Scratch {
     }
 }
 
+/// Removes the directories below `parent` that the process `pid` of this program left there. That
+/// process has not been reaped yet, so nobody else has its number.
+pub(crate) fn remove_left(parent: &Path, pid: u32) {
+    let prefix = format!("mojim-bench-{pid}-");
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         // A file that is still mapped or open goes away with its last user.
@@ -58,6 +69,20 @@ impl Drop for Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The rings of a measurement that was killed took memory until the machine started again.
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_nothing_else() {
+        let parent = Scratch::new().unwrap();
+        for name in ["mojim-bench-12-0", "mojim-bench-12-1", "mojim-bench-123-0"] {
+            fs::create_dir(parent.path().join(name)).unwrap();
+            fs::write(parent.path().join(name).join("ring"), b"x").unwrap();
+        }
+        remove_left(parent.path(), 12);
+        let left = fs::read_dir(parent.path()).unwrap();
+        let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["mojim-bench-123-0"]);
+    }
 
     #[test]
     fn is_removed_with_its_files() {

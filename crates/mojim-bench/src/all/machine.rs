@@ -46,6 +46,12 @@ impl Machine {
 
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
+/// What tells this host from others, also after it has started again.
+pub(crate) fn host() -> Option<String> {
+    let text = read("/etc/machine-id");
+    Some(text.trim().to_owned()).filter(|t| !t.is_empty())
+}
+
 /// The load average of the last minute.
 pub(crate) fn load() -> f64 {
     let text = read("/proc/loadavg");

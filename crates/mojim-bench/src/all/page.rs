@@ -8,9 +8,9 @@
 use crate::all::axis::shown;
 use crate::all::catalog::figures;
 use crate::all::figures::{Claim, Data, Figure, Ours};
+use crate::all::origin::DEBUG;
 use crate::all::plot::{draw, escaped};
 use crate::all::rows::{Measurement, Results, Row};
-use crate::all::runner::DEBUG;
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --line: #8886; --soft: #8882; }

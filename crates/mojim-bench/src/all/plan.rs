@@ -3,6 +3,8 @@
 //! A measurement is one or several parts. Each part is a run of this program with some words. In
 //! the standard length each figure comes from 200 operations or from 3 seconds, at least.
 
+use std::time::Duration;
+
 use crate::all::adapters::{self, Adapter};
 use crate::all::needs::Need;
 
@@ -23,6 +25,12 @@ impl Length {
     /// Its name in a report.
     pub(crate) fn name(self) -> &'static str {
         ["tiny", "quick", "standard", "paper"][self as usize]
+    }
+
+    /// The longest time that one measurement may take.
+    pub(crate) fn limit(self) -> Duration {
+        let minutes = [3, 3, 30, 360][self as usize];
+        Duration::from_secs(minutes * 60)
     }
 }
 

@@ -4,27 +4,27 @@
 //!
 //! - A file of rows is whole or absent: it gets its name last.
 //! - The rows of a report are those that the file gives, also in the run that wrote it.
-//! - Its rows are those of the commands that it names, so another run may take them.
-//! - A child is asked to end when this process has ended.
+//! - Its rows are those of the commands, the machine and the programs that it names. So another run
+//!   of these may take them.
+//! - A measurement that takes longer than its limit is ended, and has failed.
 
 use std::fs;
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
-use std::time::Instant;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::all::child;
 use crate::all::noise::Point;
+use crate::all::origin::Origin;
 use crate::all::plan::{Length, Planned};
 
 /// What a file of rows is, and its version.
 const FORMAT: &str = "mojim-bench-rows";
-const VERSION: u32 = 1;
-/// What is said of a program whose figures are too slow.
-pub(crate) const DEBUG: &str = "debug build";
+const VERSION: u32 = 2;
 /// Lines of what a failed part said that are passed on.
 const LAST_LINES: usize = 5;
 
@@ -33,8 +33,7 @@ const LAST_LINES: usize = 5;
 pub(crate) struct Made {
     format: String,
     version: u32,
-    /// The version of the program that made it.
-    program: String,
+    origin: Origin,
     pub(crate) parts: Vec<MadePart>,
     /// How steady the machine was when it ended.
     pub(crate) calm: Point,
@@ -51,15 +50,6 @@ pub(crate) struct MadePart {
     pub(crate) notes: Vec<String>,
     /// Its own rows, in its own shape.
     pub(crate) rows: Vec<Value>,
-}
-
-/// The version of this program, and whether it was built for measurements.
-pub(crate) fn program() -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    match cfg!(debug_assertions) {
-        true => format!("{version}, {DEBUG}"),
-        false => version.to_owned(),
-    }
 }
 
 /// The parts of a measurement in a run of this length: labels and words.
@@ -92,66 +82,69 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The rows that an earlier run left in `file`, if it measured the same.
-pub(crate) fn earlier(file: &Path, parts: &[(String, Vec<String>)]) -> Option<Made> {
-    let made: Made = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    let mut pairs = made.parts.iter().zip(parts);
-    let same = made.parts.len() == parts.len()
-        && pairs.all(|(m, (label, words))| m.label == *label && m.words == *words);
-    let ours = made.format == FORMAT && made.version == VERSION && made.program == program();
-    (same && ours).then_some(made)
+/// What runs measurements.
+pub(crate) struct Runner {
+    /// Where its rows come from.
+    pub(crate) origin: Origin,
+    /// The longest time that one measurement may take.
+    pub(crate) limit: Duration,
 }
 
-/// Runs all parts and leaves their rows in `file`. The error is words for people.
-pub(crate) fn measure(
-    name: &str,
-    parts: &[(String, Vec<String>)],
-    file: &Path,
-) -> Result<Made, String> {
-    let mut made = Vec::new();
-    for (label, words) in parts {
-        let begin = Instant::now();
-        let out = run(words).map_err(|e| format!("starting this program: {e}"))?;
-        let seconds = begin.elapsed().as_secs_f64();
-        made.push(MadePart {
-            label: label.clone(),
-            words: words.clone(),
-            seconds: (seconds * 10.0).round() / 10.0,
-            notes: lines(&out.stderr),
-            rows: rows(&out)?,
-        });
+impl Runner {
+    /// The rows that an earlier run left in `file`, if it measured the same.
+    pub(crate) fn earlier(&self, file: &Path, parts: &[(String, Vec<String>)]) -> Option<Made> {
+        let made: Made = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+        let mut pairs = made.parts.iter().zip(parts);
+        let same = made.parts.len() == parts.len()
+            && pairs.all(|(m, (label, words))| m.label == *label && m.words == *words);
+        let ours = made.format == FORMAT && made.version == VERSION && made.origin == self.origin;
+        (same && ours).then_some(made)
     }
-    let made = Made {
-        format: FORMAT.to_owned(),
-        version: VERSION,
-        program: program(),
-        parts: made,
-        calm: Point::now(name),
-    };
-    let failed = |e: io::Error| format!("{}: {e}", file.display());
-    save(file, &made).map_err(failed)?;
-    // As a later run reads it: the last digit of a number may change on the way.
-    earlier(file, parts).ok_or_else(|| format!("{} cannot be read back", file.display()))
+
+    /// Runs all parts and leaves their rows in `file`. The error is words for people.
+    pub(crate) fn measure(
+        &self,
+        name: &str,
+        parts: &[(String, Vec<String>)],
+        file: &Path,
+    ) -> Result<Made, String> {
+        let until = Instant::now() + self.limit;
+        let mut made = Vec::new();
+        for (label, words) in parts {
+            let begin = Instant::now();
+            let out = run(words, until).map_err(|e| format!("running this program: {e}"))?;
+            let out = out.ok_or_else(|| {
+                let seconds = self.limit.as_secs();
+                format!("it took longer than {seconds} s, the limit of this length, and was ended")
+            })?;
+            let seconds = begin.elapsed().as_secs_f64();
+            made.push(MadePart {
+                label: label.clone(),
+                words: words.clone(),
+                seconds: (seconds * 10.0).round() / 10.0,
+                notes: lines(&out.stderr),
+                rows: rows(&out)?,
+            });
+        }
+        let made = Made {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            origin: self.origin.clone(),
+            parts: made,
+            calm: Point::now(name),
+        };
+        let failed = |e: io::Error| format!("{}: {e}", file.display());
+        save(file, &made).map_err(failed)?;
+        // As a later run reads it: the last digit of a number may change on the way.
+        let read = self.earlier(file, parts);
+        read.ok_or_else(|| format!("{} cannot be read back", file.display()))
+    }
 }
 
-fn run(words: &[String]) -> io::Result<Output> {
+fn run(words: &[String], until: Instant) -> io::Result<Option<Output>> {
     let mut c = Command::new(std::env::current_exe()?);
-    c.args(words);
-    let parent = std::process::id();
-    let ask = move || {
-        // SAFETY: two async-signal-safe system calls, which take numbers.
-        let orphan = unsafe {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            libc::getppid() != parent as i32
-        };
-        match orphan {
-            true => Err(io::ErrorKind::Interrupted.into()),
-            false => Ok(()),
-        }
-    };
-    // SAFETY: `ask` makes async-signal-safe system calls only, and allocates nothing.
-    unsafe { c.pre_exec(ask) };
-    c.output()
+    c.args(words).stdin(Stdio::null());
+    child::run(&mut c, until)
 }
 
 fn lines(text: &[u8]) -> Vec<String> {
@@ -186,6 +179,7 @@ fn save(file: &Path, made: &Made) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::all::origin::tests::{here, others};
     use crate::all::plan::PLAN;
     use crate::scratch::Scratch;
 
@@ -200,7 +194,7 @@ mod tests {
         Made {
             format: FORMAT.to_owned(),
             version: VERSION,
-            program: program(),
+            origin: here(),
             parts: parts.iter().map(part).collect(),
             // Not the clock's: such a number need not be the same when it is read again.
             calm: Point {
@@ -211,20 +205,42 @@ mod tests {
         }
     }
 
+    fn runner(origin: Origin) -> Runner {
+        let limit = Length::Tiny.limit();
+        Runner { origin, limit }
+    }
+
     #[test]
     fn rows_of_other_settings_are_not_taken() {
         let scratch = Scratch::new().unwrap();
         let file = scratch.path().join("nvmm.json");
         let of = |length, dir: &str| parts(&PLAN[0], length, Path::new(dir));
         let quick = of(Length::Quick, "/tmp");
-        assert_eq!(earlier(&file, &quick), None);
+        let runner = runner(here());
+        assert_eq!(runner.earlier(&file, &quick), None);
         let made = made(&quick);
         save(&file, &made).unwrap();
-        assert_eq!(earlier(&file, &quick), Some(made));
-        assert_eq!(earlier(&file, &of(Length::Standard, "/tmp")), None);
-        assert_eq!(earlier(&file, &of(Length::Quick, "/mnt")), None);
+        assert_eq!(runner.earlier(&file, &quick), Some(made));
+        assert_eq!(runner.earlier(&file, &of(Length::Standard, "/tmp")), None);
+        assert_eq!(runner.earlier(&file, &of(Length::Quick, "/mnt")), None);
         fs::write(&file, "{").unwrap();
-        assert_eq!(earlier(&file, &quick), None, "a file that is cut off");
+        let cut = runner.earlier(&file, &quick);
+        assert_eq!(cut, None, "a file that is cut off");
+    }
+
+    /// A report that was carried to another machine, or whose program was built again without a new
+    /// version, had rows of both.
+    #[test]
+    fn rows_of_another_machine_or_program_are_not_taken() {
+        let scratch = Scratch::new().unwrap();
+        let file = scratch.path().join("nvmm.json");
+        let quick = parts(&PLAN[0], Length::Quick, Path::new("/tmp"));
+        let made = made(&quick);
+        save(&file, &made).unwrap();
+        for other in others(&made.origin) {
+            assert_eq!(runner(other).earlier(&file, &quick), None);
+        }
+        assert!(runner(here()).earlier(&file, &quick).is_some());
     }
 
     #[test]
