@@ -101,7 +101,7 @@ fn note(at: &Path, status: ExitStatus) {
     let why = format!(
         "the process of their mount died ({status}): changes that they had not synced are lost, and running programs were killed"
     );
-    run_note::write(at.parent().unwrap_or(Path::new("/")), &why);
+    run_note::write_if_none(at.parent().unwrap_or(Path::new("/")), &why);
 }
 
 /// A service manager may know of this process only.

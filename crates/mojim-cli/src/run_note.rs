@@ -4,13 +4,15 @@
 //! read it.
 //!
 //! Invariants:
-//! - The file has the whole cause, or is not there.
+//! - The file has the whole cause, or is not there. On a disk that does not sync, a loss of power may
+//!   take it.
+//! - Each process of a run may write one, and the first counts: the guard's says less.
 //! - It never has the cause of an earlier end: where the new cause cannot be written, it is removed.
 //! - A disk without room takes the cause all the same. Its bytes are there from the start of the mount
 //!   on, under another name.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -30,9 +32,10 @@ fn kept_in(dir: &Path) -> PathBuf {
 /// Keeps room for a cause in `dir`, before a mount serves.
 pub fn keep_room(dir: &Path) {
     let write = || {
-        let mut file = own(&kept_in(dir))?;
-        file.set_len(0)?;
-        file.write_all(&[b' '; KEPT])?;
+        let file = own(&kept_in(dir))?;
+        // Over the bytes that it has: a full disk would not give them again.
+        file.write_all_at(&[b' '; KEPT], 0)?;
+        file.set_len(KEPT as u64)?;
         file.sync_all()
     };
     if let Err(e) = write() {
@@ -46,6 +49,13 @@ pub fn write(dir: &Path, why: &str) {
         tracing::error!("writing a note about the end of the mount: {e}. It ended because: {why}");
         // What is there is the cause of another end.
         clear(dir);
+    }
+}
+
+/// [`write`] by another process than that of the mount. That one knows more, if it has written.
+pub fn write_if_none(dir: &Path, why: &str) {
+    if read(dir).is_none() {
+        write(dir, why);
     }
 }
 
@@ -64,9 +74,17 @@ fn replace(dir: &Path, why: &str) -> io::Result<()> {
     let file = own(&kept)?;
     file.write_all_at(why.as_bytes(), 0)?;
     file.set_len(why.len() as u64)?;
-    file.sync_all()?;
+    // A disk that fails ends mounts. The next command is told the cause all the same, while the machine
+    // runs.
+    let told = |done: io::Result<()>| {
+        if let Err(e) = done {
+            tracing::warn!("a note about the end of the mount is not on the disk: {e}");
+        }
+    };
+    told(file.sync_all());
     fs::rename(&kept, file_in(dir))?;
-    File::open(dir)?.sync_all()
+    told(File::open(dir).and_then(|dir| dir.sync_all()));
+    Ok(())
 }
 
 /// At most so much as room is kept for.
@@ -90,6 +108,7 @@ fn own(path: &Path) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::process::Command;
 
     use super::*;
@@ -107,6 +126,19 @@ mod tests {
         assert_eq!(read(dir.path()).unwrap(), "ä".repeat(KEPT / 2));
         clear(dir.path());
         assert_eq!(read(dir.path()), None);
+    }
+
+    /// The guard of a mount that was killed behind its own note wrote another one over it or, on a
+    /// full disk, removed it.
+    #[test]
+    fn a_guard_leaves_the_cause_that_the_mount_wrote() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "of the mount");
+        write_if_none(dir.path(), "of the guard");
+        assert_eq!(read(dir.path()).unwrap(), "of the mount");
+        clear(dir.path());
+        write_if_none(dir.path(), "of the guard");
+        assert_eq!(read(dir.path()).unwrap(), "of the guard");
     }
 
     /// A file system that is taken away at the end.
@@ -139,6 +171,8 @@ mod tests {
         write(dir, "of an earlier end");
         keep_room(dir);
         fill();
+        // The next mount begins on the full disk.
+        keep_room(dir);
         write(dir, "the disk is full");
         assert_eq!(read(dir).unwrap(), "the disk is full");
         // No room was kept for this one, and what it replaces gives none.
