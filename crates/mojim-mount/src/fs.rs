@@ -62,15 +62,18 @@ pub(crate) type Result<T> = std::result::Result<T, Errno>;
 struct Storing<'a>(&'a AtomicUsize, usize);
 
 impl Storing<'_> {
-    /// Lets a write of `len` bytes in, unless more than `most` wait: those that `waiting` says and
-    /// those that others were let in with, whose sum is `storing`.
+    /// Lets a write of `len` bytes in, unless more than `most` wait with it: those that `waiting` says
+    /// and those that others were let in with, whose sum is `storing`. One alone may have any size.
     fn try_new(
         storing: &AtomicUsize,
         len: usize,
         waiting: impl Fn() -> usize,
         most: usize,
     ) -> Option<Storing<'_>> {
-        let fits = |before| (waiting() + before <= most).then_some(before + len);
+        let fits = |before| {
+            let all = waiting() + before;
+            (all == 0 || all + len <= most).then_some(before + len)
+        };
         let taken = storing.fetch_update(Relaxed, Relaxed, fits);
         taken.ok().map(|_| Storing(storing, len))
     }
@@ -365,10 +368,9 @@ impl Fs {
             || self.all_waiting(state) > self.options.most_waiting
     }
 
-    /// Bytes that wait for a sync point, of names and files, with those that are being stored.
-    fn all_waiting(&self, state: &State) -> usize {
-        let stored = self.waiting.load(Relaxed) + self.storing.load(Relaxed);
-        state.tree.waiting() + stored
+    /// Bytes that wait for a sync point, of names and files: at least what it would have.
+    pub(crate) fn all_waiting(&self, state: &State) -> usize {
+        state.tree.waiting() + self.waiting.load(Relaxed)
     }
 
     /// Has bytes count as waiting before they are stored. `None` if so much waits that it is to be
@@ -710,18 +712,18 @@ impl Fs {
         how: Writing,
         progress: &Progress,
     ) -> Result<()> {
-        let state = self.state();
-        let (file, room) = (state.file(ino)?, self.reserve(&state, bytes.len()));
-        drop(state);
+        let file = self.file(ino)?;
         let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
         // Before anything is stored: a write that fails has stored nothing.
         let room = match how.in_vain {
             Some(e) => Err(e),
-            None => self.commit_early(ino, &file, room, bytes.len()),
+            None => self.commit_early(ino, &file, bytes.len()),
         };
         let _room = match room {
             // The kernel would drop what was stored into a mapping, and only since much waits.
-            Err(Errno::TIMEDOUT | Errno::NOSPC) if how.mapped && self.fits_the_log() => None,
+            Err(Errno::TIMEDOUT | Errno::NOSPC) if how.mapped && self.fits_the_log(bytes.len()) => {
+                None
+            }
             room => Some(room?),
         };
         self.await_mirror()?;
@@ -774,12 +776,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether everything that waits still goes into the log, with another write: whoever begins a
+    /// Whether everything that waits still goes into the log, with another write of `len` bytes: whoever begins a
     /// sync point by a spill file, while the mirror is away, keeps all others waiting. What waits is
     /// a quarter of a log at most. A sync point spills from three eighths on (`Primary::must_spill`).
-    fn fits_the_log(&self) -> bool {
+    fn fits_the_log(&self, len: usize) -> bool {
         let most = self.options.most_waiting;
-        self.all_waiting(&self.state()) <= most + most / 4
+        let stored = self.storing.load(Relaxed);
+        self.all_waiting(&self.state()) + stored + len <= most + most / 4
     }
 
     /// Bytes that the kernel wrote back, from a mapping, were not taken. Call before it is told.
@@ -820,13 +823,8 @@ impl Fs {
 
     /// Begins a sync point that no program asked for, if so much waits: in one file or, where a write
     /// of `len` bytes has got no room, of all. Then it gets some.
-    fn commit_early<'a>(
-        &'a self,
-        ino: u64,
-        file: &FileBytes,
-        mut room: Option<Storing<'a>>,
-        len: usize,
-    ) -> Result<Storing<'a>> {
+    fn commit_early<'a>(&'a self, ino: u64, file: &FileBytes, len: usize) -> Result<Storing<'a>> {
+        let mut room = self.reserve(&self.state(), len);
         let extents = || lock(&file.bytes).overlay.dirty_extents() > MOST_EXTENTS;
         if room.is_some() && extents() {
             self.begin_early(ino, false)?;
@@ -929,7 +927,8 @@ impl Fs {
             let mut at = progress.zeroed.get().max(offset);
             // A hole stays one.
             while let Some(next) = self.next_written(&file, at)?.filter(|r| r.start < end) {
-                let n = (next.end.min(end) - next.start).min(ZEROS as u64) as usize;
+                let most = ZEROS.min(self.options.most_waiting / 2);
+                let n = (next.end.min(end) - next.start).min(most as u64) as usize;
                 let how = Writing::default();
                 self.write(ino, next.start, &vec![0; n], how, progress)?;
                 at = next.start + n as u64;
@@ -1147,7 +1146,7 @@ mod tests {
         let (storing, waiting) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let new = |len| Storing::try_new(&storing, len, || waiting.load(Relaxed), 100);
         let first = new(1000);
-        assert!(first.is_some(), "one write may have any size");
+        assert!(first.is_some(), "one write alone may have any size");
         assert!(new(1).is_none());
         // It is stored.
         waiting.store(60, Relaxed);

@@ -78,7 +78,8 @@ pub(crate) fn offer(body: &[u8]) -> Result<Offer, FormatError> {
 }
 
 /// The answer, where those of `wanted` are asked for that are offered, and what every mount asks for.
-pub(crate) fn answer(offer: &Offer, wanted: u64) -> Vec<u8> {
+/// A write has `most_write` bytes at most.
+pub(crate) fn answer(offer: &Offer, wanted: u64, most_write: u32) -> Vec<u8> {
     let flags = offer.flags & (wanted | ASYNC_READ | BIG_WRITES | MAX_PAGES | INIT_EXT);
     let readahead = offer.readahead.min(MOST);
     let mut out = Vec::with_capacity(64);
@@ -87,7 +88,7 @@ pub(crate) fn answer(offer: &Offer, wanted: u64) -> Vec<u8> {
     w.u32(readahead).u32(flags as u32);
     w.u16(BACKGROUND).u16(BACKGROUND * 3 / 4);
     // Times have nanoseconds.
-    w.u32(MOST).u32(1);
+    w.u32(most_write.min(MOST)).u32(1);
     // Its pages: with more of them it would ask for more than MOST bytes.
     let pages = MOST as usize / rustix::param::page_size();
     w.u16(pages as u16).u16(0);
@@ -109,7 +110,7 @@ mod tests {
         let low = (ASYNC_READ | DO_READDIRPLUS | INIT_EXT) as u32;
         let offered = offer(&request(&[7, 38, 128 << 10, low, 1 << 9])).unwrap();
         let wanted = DO_READDIRPLUS | CACHE_SYMLINKS | OVER_IO_URING | 1 << 40;
-        let out = answer(&offered, wanted);
+        let out = answer(&offered, wanted, MOST);
         let word = |at: usize| u32::from_le_bytes(out[at..at + 4].try_into().unwrap());
         assert_eq!(out.len(), 64);
         assert_eq!((word(0), word(4), word(8)), (7, 38, 128 << 10));

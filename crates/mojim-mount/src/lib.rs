@@ -99,6 +99,8 @@ pub use switch::Uring;
 
 /// Threads that serve the kernel. Calls that have to wait keep none of them for long (`later`).
 const THREADS: usize = 8;
+/// The least that the kernel takes as the most bytes of a write.
+const LEAST_WRITE: u32 = 4096;
 /// How often memory of what the data files have is freed.
 const TURN: Duration = Duration::from_millis(500);
 
@@ -151,6 +153,10 @@ impl Mounted {
             source,
             flags,
             wanted: fuse::WANTED,
+            // A larger one would not go into the log beside anything else.
+            most_write: u32::try_from(most_waiting / 2)
+                .unwrap_or(init::MOST)
+                .clamp(LEAST_WRITE, init::MOST),
             threads: THREADS,
             uring,
         };

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use mojim::Change;
+use mojim_format::OP_LEN;
 
 /// An extent takes what is written behind it until it has so many bytes, usually.
 const MOST: usize = 1 << 20;
@@ -26,6 +27,8 @@ const MOST: usize = 1 << 20;
 pub(crate) const BLOCK: u64 = 4096;
 /// An extent that was cut gives memory back from so many unused bytes on.
 const MOST_UNUSED: usize = 512;
+/// Bytes of the cell of a file's node with its operation, at most.
+const NODE: usize = 160;
 /// Of an extent that is not begun.
 const NOT_YET: u64 = 0;
 
@@ -103,9 +106,13 @@ impl Overlay {
         self.size
     }
 
-    /// Bytes that are not begun.
+    /// Bytes that a sync point would have, at most: what is not begun, its operations, and the cell
+    /// of the file's node.
     pub(crate) fn dirty_bytes(&self) -> usize {
-        self.dirty_bytes
+        match self.is_dirty() {
+            true => self.dirty_bytes + (self.dirty.len() + 2) * OP_LEN + NODE,
+            false => 0,
+        }
     }
 
     /// Extents that are not begun.

@@ -81,6 +81,7 @@ impl Reading {
                 ..flags
             },
             wanted: WANTED,
+            most_write: init::MOST,
             threads: THREADS,
             // A call may wait for the node, in the thread that serves: there are several.
             uring: Uring::Off,

@@ -32,6 +32,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) flags: Flags,
     /// What is wanted of what the kernel offers.
     pub(crate) wanted: u64,
+    /// Most bytes of a write.
+    pub(crate) most_write: u32,
     /// How many threads serve /dev/fuse.
     pub(crate) threads: usize,
     pub(crate) uring: Uring,
@@ -165,6 +167,6 @@ fn greet(device: &Arc<Device>, setup: &Setup<'_>) -> io::Result<Option<Rings>> {
         Some(_) => init::OVER_IO_URING,
         None => 0,
     };
-    reply.data(init::answer(&offer, setup.wanted | over));
+    reply.data(init::answer(&offer, setup.wanted | over, setup.most_write));
     Ok(rings)
 }

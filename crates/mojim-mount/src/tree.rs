@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mojim::Change;
 use mojim_env::Longest;
-use mojim_format::MAX_FILE_NAME;
 use mojim_format::catalog::valid_file_name;
+use mojim_format::{MAX_FILE_NAME, OP_LEN};
 use rustix::io::Errno;
 
 use crate::name_table::{
@@ -126,6 +126,8 @@ pub(crate) struct Tree {
     /// The files whose names in the volume may have changed since the last sync point, and
     /// these names then; `None`: the volume did not have the file.
     was: BTreeMap<u32, Option<String>>,
+    /// Bytes of the operations that these come to, at most.
+    was_bytes: usize,
     /// The nodes of files.
     numbers: HashMap<u32, u64>,
     /// The next file's number, if it is free; below `promised`.
@@ -172,8 +174,10 @@ impl Touched {
 /// Most bytes of cells in one extent: a cell is written by itself, into the midst of an extent that
 /// was begun.
 const MOST_CELLS: usize = 16 << 10;
+/// Bytes of the name of a file that has none any more, at most.
+const REMOVED_LEN: usize = 64;
 /// Bytes that the cell of a node takes, about, beside a link's target.
-const TOUCHED: usize = 128;
+const TOUCHED: usize = 160;
 /// Most bytes of a node's extended attributes, names and values.
 const MOST_XATTRS: usize = 2 * MOST_VALUE;
 
@@ -199,6 +203,7 @@ impl Tree {
             names: Overlay::with_most(names.map_or(0, |(_, b)| b.len() as u64), MOST_CELLS),
             names_file: names.map_or(0, |(n, _)| n),
             was: BTreeMap::new(),
+            was_bytes: 0,
             numbers: HashMap::new(),
             number: 0,
             promised: 0,
@@ -475,7 +480,7 @@ impl Tree {
 
     /// Bytes of names and attributes that are not begun, about.
     pub(crate) fn waiting(&self) -> usize {
-        self.names.dirty_bytes() + self.touched.bytes
+        self.names.dirty_bytes() + self.touched.bytes + self.was_bytes
     }
 
     /// Files whose names were made, changed or removed, and are not begun.
@@ -489,6 +494,7 @@ impl Tree {
         self.opened = 0;
         self.numbers.clear();
         self.was.clear();
+        self.was_bytes = 0;
         self.touched = Touched::default();
         self.joined.clear();
         self.names = Overlay::with_most(0, MOST_CELLS);
@@ -597,6 +603,7 @@ impl Tree {
         }
         if let Kind::File(file) = kind {
             self.was.insert(file, None);
+            self.was_bytes += OP_LEN + self.path_in(parent, name).len().max(REMOVED_LEN);
         }
         let is_file = matches!(kind, Kind::File(_));
         let ino = self.add(attributes(kind, mode, asker));
@@ -640,7 +647,7 @@ impl Tree {
         if self.node(ino)?.is_dir() {
             return Err(Errno::ISDIR);
         }
-        self.moves(ino);
+        self.moves(ino, REMOVED_LEN);
         self.cut(parent, name);
         self.modified(parent, now);
         self.change(ino, |a| a.changed = now)?;
@@ -677,8 +684,10 @@ impl Tree {
         if other == Some(ino) {
             return Ok(());
         }
-        self.moves(ino);
-        other.into_iter().for_each(|o| self.moves(o));
+        self.moves(ino, self.path_in(to.0, to.1).len());
+        // It gets no name, or that of the first.
+        let back = self.path_in(from.0, from.1).len().max(REMOVED_LEN);
+        other.into_iter().for_each(|o| self.moves(o, back));
         self.cut(from.0, from.1);
         if let Some(other) = other {
             self.cut(to.0, to.1);
@@ -807,14 +816,15 @@ impl Tree {
         }
     }
 
-    /// Node `ino` is about to get another first name, and the files below it with it.
-    fn moves(&mut self, ino: u64) {
+    /// Node `ino` is about to get another first name, a path of `new` bytes, and the files below it
+    /// with it.
+    fn moves(&mut self, ino: u64, new: usize) {
         for f in self.files_below(ino) {
             let file = self.nodes[&f].file().expect("a file");
-            if !self.was.contains_key(&file) {
-                let name = self.name_of(f, file);
-                self.was.insert(file, Some(name));
-            }
+            let name = self.name_of(f, file);
+            // A file may go aside before it gets its name.
+            self.was_bytes += 2 * (OP_LEN + name.len() + new);
+            self.was.entry(file).or_insert(Some(name));
         }
     }
 
@@ -824,7 +834,7 @@ impl Tree {
         if !node.names.is_empty() || node.opens > 0 || node.told > 0 || ino == ROOT {
             return;
         }
-        self.moves(ino);
+        self.moves(ino, REMOVED_LEN);
         self.discard(ino);
     }
 
@@ -1066,6 +1076,7 @@ impl Tree {
     /// What [`Tree::changes`] gave was begun.
     pub(crate) fn begun(&mut self, lsn: u64) {
         self.was.clear();
+        self.was_bytes = 0;
         self.joined.clear();
         self.names.begun(lsn);
     }

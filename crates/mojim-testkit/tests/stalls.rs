@@ -277,21 +277,23 @@ fn a_read_beside_links_that_find_no_room_does_not_wait() {
     let made = m.at.join("made");
     fs::create_dir(&made).unwrap();
     stop_all(&[b.child.id()]);
-    let (threads, many) = (Threads::default(), 1000);
+    let (threads, done, many) = (Threads::default(), AtomicU64::new(0), 1000);
     std::thread::scope(|s| {
         let stopped = Stopped(b.child.id());
         let links = s.spawn(|| {
             threads.join();
             for n in 0..many {
                 symlink("t".repeat(4000), made.join(n.to_string())).unwrap();
+                done.fetch_add(1, SeqCst);
             }
             File::open(&made).unwrap().sync_all().unwrap();
         });
         let looks = s.spawn(|| {
             await_that("links that wait", || {
-                let waits = threads.asleep(1);
+                let (before, waits) = (done.load(SeqCst), threads.asleep(1));
                 look_around(&m.at);
-                (waits && threads.asleep(1)).then_some(())
+                let still = before > 0 && done.load(SeqCst) == before;
+                (waits && still && threads.asleep(1)).then_some(())
             });
         });
         await_that("looks", || looks.is_finished().then_some(()));
