@@ -34,21 +34,26 @@ def run(command, environment):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("how", ["preloaded", "opened by another module", "its own"])
+@pytest.mark.parametrize(
+    "how", ["preloaded", "opened by another module", "its own", "its own beside one not loaded"]
+)
 def test_a_process_has_one_library(config, installed, how):
     """The package loaded its own beside the library of `mojim run --preload`. Each had volumes of
-    its own, and neither committed what the other one had mapped."""
+    its own, and neither committed what the other one had mapped. Later the import ended the process
+    where `LD_LIBRARY_PATH` leads to a library that is not loaded."""
     environment, own = installed
     loaded = str(pathlib.Path(os.environ["MOJIM_LIBRARY"]).resolve())
     opened = f"import ctypes\nctypes.CDLL({loaded!r})\n"
     if how == "preloaded":
         environment["LD_PRELOAD"] = loaded
+    if how == "its own beside one not loaded":
+        environment["LD_LIBRARY_PATH"] = os.path.dirname(loaded)
     [*python, text] = Program(config).command(LOADED)
     if how == "opened by another module":
         text = opened + text
     done = run([*python, text], environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([own if how == "its own" else loaded])
+    assert done.stdout.strip() == str([own if how.startswith("its own") else loaded])
 
 
 def test_fsync_under_preload_commits_what_the_package_mapped(config, installed):

@@ -7,6 +7,7 @@ Invariant: the package brings no second libmojim.so into a process. It takes one
 whether `mojim run --preload` or another module loaded it. Else it takes its own.
 """
 
+import ctypes
 import errno
 import os
 from typing import Any, TypeVar
@@ -23,10 +24,8 @@ def _open() -> Any:
     # Never unloaded: its threads run, and what is attached is finished at the very end of
     # the process, behind every handler that Python runs then.
     flags = os.RTLD_NOW | os.RTLD_NODELETE
-    try:
+    if _is_loaded():
         return ffi.dlopen("libmojim.so", flags | os.RTLD_NOLOAD)
-    except OSError:
-        pass
     path = os.environ.get("MOJIM_LIBRARY")
     if path is None:
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libmojim.so")
@@ -34,6 +33,17 @@ def _open() -> Any:
         return ffi.dlopen(path, flags)
     except OSError as e:
         raise ImportError(f"libmojim.so cannot be loaded: {e}", path=path) from None
+
+
+def _is_loaded() -> bool:
+    """Whether the process has a libmojim.so."""
+    try:
+        # Not by cffi: where the system finds a library and does not load it, it gives no
+        # message, and cffi ends the process.
+        ctypes.CDLL("libmojim.so", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 def _refuse_an_older(library: Any) -> None:
