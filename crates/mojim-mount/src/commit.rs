@@ -16,7 +16,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
 use mojim::{Batch, Change, RoomWait};
-use mojim_format::OP_LEN;
 
 use crate::at_once::{WOULD_WAIT, is_at_once};
 use crate::fs::{Bytes, FileBytes, Fs, NOT_YET, Result, State, told};
@@ -162,8 +161,6 @@ impl Fs {
             }
         }
         let before = self.set_times(state, &held);
-        // Early commits go by what is counted.
-        let counted = self.all_waiting(state);
         // The mirror may be another one by now.
         state.tree.longest = self.volume.longest_names();
         state.tree.write_touched();
@@ -177,11 +174,6 @@ impl Fs {
         if changes.is_empty() {
             return Ok(Tried::Nothing);
         }
-        debug_assert!(
-            !what.all || bytes_of(&changes) <= counted,
-            "{} bytes, {counted} counted",
-            bytes_of(&changes)
-        );
         let begun = self.volume.begin(&changes);
         let n = changes.len();
         drop(changes);
@@ -262,16 +254,6 @@ impl Fs {
         let file = |ino| Some((ino, state.files.get(&ino)?.clone()));
         inos.into_iter().filter_map(file).collect()
     }
-}
-
-/// Bytes that changes take in a sync point.
-fn bytes_of(changes: &[Change<'_>]) -> usize {
-    let of = |c: &Change<'_>| match c {
-        Change::Write { bytes, .. } => bytes.len(),
-        Change::Create { name, .. } | Change::Rename { name, .. } => name.len(),
-        Change::Resize { .. } | Change::Remove { .. } => 0,
-    };
-    changes.iter().map(|c| OP_LEN + of(c)).sum()
 }
 
 /// So many changes may have left much memory behind.

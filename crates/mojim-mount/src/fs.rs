@@ -368,8 +368,8 @@ impl Fs {
             || self.all_waiting(state) > self.options.most_waiting
     }
 
-    /// Bytes that wait for a sync point, of names and files: at least what it would have.
-    pub(crate) fn all_waiting(&self, state: &State) -> usize {
+    /// Bytes that wait for a sync point, of names and files: what it would have, about.
+    fn all_waiting(&self, state: &State) -> usize {
         state.tree.waiting() + self.waiting.load(Relaxed)
     }
 
